@@ -1,0 +1,70 @@
+"""What happened, typed: the engine's only way to talk. Whoever listens (tracker, display) is handed each event as it occurs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageStarted:
+    """A training stage begins."""
+
+    stage: str
+    kind: str
+    """`sft` or `rl`."""
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFinished:
+    """A step, its updates and (in RL) its synchronisation are done."""
+
+    stage: str
+    step: int
+    """Counts from 1."""
+    metrics: Mapping[str, float]
+    """Names in groups: `reward/mean`, `policy/entropy`, `timing/generate_seconds`, `throughput/tokens_per_second`, ..."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplesGenerated:
+    """Some generations, to be looked at."""
+
+    stage: str
+    step: int
+    rows: Sequence[Mapping[str, Any]]
+    """Keys: sample_id, difficulty, prompt, response, ground_truth, reward, response_tokens, finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsSynchronised:
+    """The rollout engine of every rank now computes with the trainer's weights."""
+
+    stage: str
+    step: int
+    version: int
+    seconds: float
+    bytes_received: int
+    """Largest over the ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationProgressed:
+    """So many samples of an evaluation are generated and scored."""
+
+    label: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageFinished:
+    """The last step of a stage is done."""
+
+    stage: str
+    steps: int
+    seconds: float
+
+
+Event = StageStarted | StepFinished | SamplesGenerated | WeightsSynchronised | EvaluationProgressed | StageFinished
+Emit = Callable[[Event], None]
