@@ -1,10 +1,14 @@
 """A recipe's configuration: data, model, stages and tracking, around the engine's settings."""
 
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from engine.config import (
+    EngineConfig,
     EvaluationConfig,
     ModelConfig,
     Positive,
@@ -17,6 +21,31 @@ from engine.config import (
 )
 
 StageConfig = Annotated[SFTStageConfig | RLStageConfig, Field(discriminator="kind")]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+"""Becomes part of directories, metric names and MLflow names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a configuration."""
+
+    key: str
+    """Dotted key to look at first."""
+    text: str
+    """What is wrong and what to do."""
+    depends_on: tuple[str, ...] = ()
+    """Other keys whose values the verdict rests on."""
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.text}" if self.key else self.text
+
+
+class ConfigurationError(ValueError):
+    """Everything that is wrong with a configuration, a line for each problem."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in problems))
 
 
 class ChainSumConfig(Settings):
@@ -25,6 +54,7 @@ class ChainSumConfig(Settings):
     min_terms: Annotated[int, Field(ge=2)] = 2
     max_terms: Annotated[int, Field(ge=2)] = 8
     sft_rows: Positive = 20_000
+    """Conversations for supervised fine-tuning."""
     train_rows: Positive = 4_000
     validation_rows: Positive = 200
     test_rows: Positive = 280
@@ -54,6 +84,17 @@ class DataConfig(Settings):
     prompt_suffix: str = ""
     """Appended to the last user message of every prompt."""
 
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.chain_sum is None and self.train_file is None:
+            raise ValueError("no data; set train_file, or swap the group: data=chain_sum")
+        if self.chain_sum is not None and self.train_file is not None:
+            raise ValueError("chain_sum and train_file are both set; data=files takes chain_sum out")
+        unused = [name for name in ("validation_file", "test_file", "sft_file") if getattr(self, name) is not None]
+        if unused and self.train_file is None:
+            raise ValueError(f"{', '.join(unused)} would be ignored beside chain_sum; set train_file too, or leave them out")
+        return self
+
 
 class TrackingConfig(Settings):
     """What goes to MLflow."""
@@ -63,20 +104,108 @@ class TrackingConfig(Settings):
     samples_per_table: Positive = 32
     """Generations in one recorded table."""
     system_metrics: bool = False
+    """Record CPU, memory, disk and network use too."""
 
 
 class RecipeConfig(Settings):
     """A recipe: data, a model, and a list of stages by name, run in the order written."""
 
-    name: str
+    name: Name
+    """Same as the file's; runs, data and the MLflow experiment are named after it."""
     description: str
+    """One line for people."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Every random number of a run is a function of it and of the position: step, prompt, sample."""
     data: DataConfig
     model: ModelConfig
-    stages: Annotated[dict[str, StageConfig], Field(min_length=1)]
+    stages: Annotated[dict[Name, StageConfig], Field(min_length=1)]
+    """By name, in the order in which the recipe's file writes them."""
     evaluation: EvaluationConfig = EvaluationConfig()
+    """Of the test set, before the first stage and after each."""
     evaluation_reward: RewardConfig = RewardConfig()
+    """How an evaluation scores; whatever the stages are rewarded with."""
     resources: ResourcesConfig = ResourcesConfig()
     rollout: RolloutConfig = RolloutConfig()
     tracking: TrackingConfig = TrackingConfig()
     minimum_free_disk_gigabytes: Annotated[float, Field(ge=0)] = 1.0
+    """Free space under the project's root without which a run does not start."""
+
+    @model_validator(mode="after")
+    def _rules_hold(self) -> Self:
+        if problems := list(_broken_rules(self)):
+            raise ConfigurationError(problems)
+        return self
+
+    def digest(self) -> str:
+        """SHA-256 over the resolved settings and the order of the stages."""
+        return hashlib.sha256(f"{super().digest()} {' '.join(self.stages)}".encode()).hexdigest()
+
+    def engine(self) -> EngineConfig:
+        """What the engine's workers are given for this recipe."""
+        return EngineConfig(
+            seed=self.seed,
+            dtype=self.model.dtype,
+            max_context_tokens=self.max_context_tokens(),
+            resources=self.resources,
+            rollout=self.rollout,
+        )
+
+    def max_context_tokens(self) -> int:
+        """Longest prompt plus response, in tokens, that any RL stage or evaluation generates."""
+        stages = [stage.max_prompt_tokens + stage.max_response_tokens for stage in self.stages.values() if stage.kind == "rl"]
+        return max([*stages, self.max_evaluation_prompt_tokens() + self.evaluation.max_response_tokens])
+
+    def max_evaluation_prompt_tokens(self) -> int:
+        """Longest prompt that an evaluation keeps: the largest cap of the RL stages, else of the conversations of the SFT stages."""
+        caps = [stage.max_prompt_tokens for stage in self.stages.values() if stage.kind == "rl"]
+        return max(caps or [stage.max_tokens for stage in self.stages.values() if stage.kind == "sft"])
+
+
+def _broken_rules(recipe: RecipeConfig) -> Iterator[Problem]:
+    """Rules between settings of different parts, which no part can check alone."""
+    yield from _batches_divide(recipe)
+    yield from _tokens_fit(recipe)
+    if recipe.data.train_file is not None and recipe.data.sft_file is None:
+        for name, stage in recipe.stages.items():
+            if stage.kind == "sft":
+                yield Problem("data.sft_file", f"stage {name} (sft) needs a file of conversations; set it, or take the stage out: ~stages.{name}")
+    if recipe.evaluation_reward.shuffle:
+        yield Problem("evaluation_reward.shuffle", "an evaluation with shuffled scores measures nothing; set false")
+
+
+def _batches_divide(recipe: RecipeConfig) -> Iterator[Problem]:
+    ranks = recipe.resources.ranks
+    for name, stage in recipe.stages.items():
+        if stage.kind == "sft":
+            key, size, updates, what = f"stages.{name}.rows_per_step", stage.rows_per_step, 1, "rows"
+        else:
+            key, size, updates, what = f"stages.{name}.prompts_per_step", stage.prompts_per_step, stage.updates_per_step, "prompts"
+        unit = ranks * updates
+        if size % unit:
+            below, above = size // unit * unit, (size // unit + 1) * unit
+            nearest = f"{below} or {above}" if below else f"{above}"
+            batch = f"{size} {what}" if updates == 1 else f"{size} {what} in stages.{name}.updates_per_step={updates} mini-batches"
+            text = f"{batch} cannot be divided among resources.ranks={ranks}; use {nearest}, or change the ranks"
+            yield Problem(key, text, ("resources.ranks", f"stages.{name}.updates_per_step"))
+
+
+def _tokens_fit(recipe: RecipeConfig) -> Iterator[Problem]:
+    if recipe.model.architecture is None:
+        return
+    context_key, context = "model.architecture.max_context_tokens", recipe.model.architecture.max_context_tokens
+    remedy = f"do not fit into {context_key}={context}; lower them, or raise that"
+    prompt_keys = []
+    for name, stage in recipe.stages.items():
+        if stage.kind == "sft":
+            if stage.max_tokens > context:
+                yield Problem(f"stages.{name}.max_tokens", f"{stage.max_tokens} tokens {remedy}", (context_key,))
+            continue
+        prompt_key = f"stages.{name}.max_prompt_tokens"
+        prompt_keys.append(prompt_key)
+        if stage.max_prompt_tokens + stage.max_response_tokens > context:
+            text = f"{prompt_key}={stage.max_prompt_tokens} plus {stage.max_response_tokens} tokens {remedy}"
+            yield Problem(f"stages.{name}.max_response_tokens", text, (context_key, prompt_key))
+    prompt, response = recipe.max_evaluation_prompt_tokens(), recipe.evaluation.max_response_tokens
+    if prompt + response > context:
+        text = f"prompts of up to {prompt} tokens plus {response} tokens {remedy}"
+        yield Problem("evaluation.max_response_tokens", text, (context_key, *prompt_keys))

@@ -1,0 +1,34 @@
+"""Reward: mathematical equality, decided by the `math-verify` library (github.com/huggingface/Math-Verify)."""
+
+import logging
+from typing import Any
+
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+
+from engine.rewards.answers import after_thinking
+
+# It warns that its deadlines are off, which is meant: they are signals, work in the main thread alone, and cannot stop a long C call.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+# A box goes before anything else in the text.
+_EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())
+
+
+def math_verify(response: str, ground_truth: str) -> float:
+    r"""1 if the answer after the thinking equals the ground truth as mathematics (numbers, fractions, LaTeX, sets, intervals), else 0.
+
+    The answer is what stands in \boxed{}, or else the last expression. One that cannot be read, or not be shown
+    equal, is no right answer and scores 0. Several boxes are read as a set.
+
+    Raises:
+        ValueError: the ground truth cannot be read, which is a fault of the data.
+    """
+    expected = _expressions(rf"\boxed{{{ground_truth}}}")
+    if not expected:
+        raise ValueError(f"math_verify cannot read the ground truth {ground_truth!r}; correct it in the data, or use exact_match")
+    return float(verify(expected, _expressions(after_thinking(response)), timeout_seconds=None))
+
+
+def _expressions(text: str) -> list[Any]:
+    """What `math-verify` found: the parsed answer and its text, or nothing."""
+    return parse(text, extraction_config=_EXTRACTION, parsing_timeout=None)

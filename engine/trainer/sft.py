@@ -1,0 +1,79 @@
+"""Supervised fine-tuning: maximum likelihood of the assistant's tokens."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from engine.batch import Batch
+from engine.config import SFTStageConfig
+from engine.events import Emit, StageFinished, StageStarted, StepFinished
+from engine.tokenizer import render_conversation
+from engine.trainer.session import Session
+from engine.trainer.timing import PhaseTimer
+
+Conversation = Sequence[dict[str, str]]
+
+
+def train_sft(session: Session, stage: str, config: SFTStageConfig, conversations: Sequence[Conversation], seed: int, emit: Emit) -> None:
+    """Runs one SFT stage on the session's policy, then gives the rollout engine its weights.
+
+    Raises `ValueError` when no conversation fits `max_tokens`.
+    """
+    started = time.perf_counter()
+    emit(StageStarted(stage=stage, kind="sft", steps=config.steps))
+    rows = _rendered(session.tokenizer, conversations, config.max_tokens)
+    session.actor.reset_optimizer(config.training.optimizer, config.steps).get()
+    for step in range(1, config.steps + 1):
+        timer = PhaseTimer()
+        batch = _batch([rows[index] for index in epoch_rows(len(rows), config.rows_per_step, step, seed)])
+        with timer("update"):
+            statistics = session.actor.update_sft(batch, config.training.max_tokens_per_micro_batch).get()
+        tokens = int(batch.tensors["attention_mask"].sum())
+        emit(
+            StepFinished(
+                stage=stage,
+                step=step,
+                metrics={**statistics.result(), "throughput/tokens_per_second": tokens / timer.elapsed(), **timer.metrics()},
+            )
+        )
+    session.actor.synchronise().get()
+    emit(StageFinished(stage=stage, steps=config.steps, seconds=time.perf_counter() - started))
+
+
+def epoch_rows(rows: int, rows_per_step: int, step: int, seed: int) -> list[int]:
+    """Row numbers of step `step` (from 1): a pure function of (seed, step). Every epoch visits every row once, in its own order."""
+    start = (step - 1) * rows_per_step
+    chosen: list[int] = []
+    for position in range(start, start + rows_per_step):
+        epoch, offset = divmod(position, rows)
+        if not chosen or offset == 0:
+            order = np.random.default_rng([seed, epoch]).permutation(rows)
+        chosen.append(int(order[offset]))
+    return chosen
+
+
+def _rendered(tokenizer: Any, conversations: Sequence[Conversation], max_tokens: int) -> list[tuple[list[int], list[bool]]]:
+    rendered = [render_conversation(tokenizer, messages) for messages in conversations]
+    fitting = [row for row in rendered if len(row[0]) <= max_tokens]
+    if not fitting:
+        raise ValueError(
+            f"none of {len(rendered)} conversations fits max_tokens={max_tokens}; the shortest has {min(len(r[0]) for r in rendered)}"
+        )
+    return fitting
+
+
+def _batch(rows: Sequence[tuple[list[int], list[bool]]]) -> Batch:
+    input_ids = pad_sequence([torch.tensor(ids) for ids, _ in rows], batch_first=True)
+    response_mask = pad_sequence([torch.tensor(mask) for _, mask in rows], batch_first=True)
+    lengths = torch.tensor([len(ids) for ids, _ in rows]).unsqueeze(1)
+    return Batch(
+        tensors={
+            "input_ids": input_ids,
+            "attention_mask": torch.arange(input_ids.shape[1]) < lengths,
+            "response_mask": response_mask,
+        },
+    )

@@ -1,0 +1,38 @@
+"""Cuts a rank's rows into forward passes of bounded size."""
+
+import torch
+import torch.distributed as dist
+
+from engine.batch import Batch
+
+
+def micro_batches(batch: Batch, max_tokens: int) -> list[Batch]:
+    """`batch` in parts of similar length, each of at most `max_tokens` tokens with padding, trimmed to its longest row.
+
+    Sharded forwards are collectives, so every rank must make as many: the largest count of all ranks decides, and a rank with
+    fewer rows than that gives parts without any response token, which add nothing to a loss. A collective itself.
+    """
+    lengths = batch.tensors["attention_mask"].sum(dim=1)
+    order = torch.argsort(lengths, descending=True, stable=True)
+    parts: list[torch.Tensor] = []
+    start = 0
+    while start < len(order):
+        widest = max(1, int(lengths[order[start]]))
+        stop = min(len(order), start + max(1, max_tokens // widest))
+        parts.append(order[start:stop])
+        start = stop
+    wanted = torch.tensor(len(parts))
+    if dist.is_initialized():
+        dist.all_reduce(wanted, op=dist.ReduceOp.MAX)
+    cut = [_trimmed(batch.rows(rows)) for rows in parts]
+    return cut + [_without_response(cut[-1])] * (int(wanted) - len(cut))
+
+
+def _trimmed(batch: Batch) -> Batch:
+    longest = int(batch.tensors["attention_mask"].sum(dim=1).max())
+    return batch.with_tensors(**{name: tensor[:, :longest] for name, tensor in batch.tensors.items() if tensor.ndim > 1})
+
+
+def _without_response(batch: Batch) -> Batch:
+    first = batch.rows(slice(0, 1))
+    return first.with_tensors(response_mask=torch.zeros_like(first.tensors["response_mask"]))

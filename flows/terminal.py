@@ -1,0 +1,80 @@
+"""While a run is on, everything that libraries print goes to a file, and the terminal is left to one display."""
+
+import atexit
+import ctypes
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+
+PLAIN_WIDTH = 100
+"""Columns where output goes to a file or a pipe, which have none of their own."""
+
+
+@contextmanager
+def captured(log_file: Path) -> Iterator[Console]:
+    """Sends standard output and error to `log_file`, and gives a console that still writes to where standard output went before.
+
+    Works on the file descriptors, so that C libraries and child processes are covered, and on Python's logging. Everything is put back
+    at the end, also after an exception.
+
+    Raises:
+        OSError: the file cannot be opened; nothing is redirected then.
+    """
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("a", buffering=1, encoding="utf-8", errors="backslashreplace") as log:
+        _flush()
+        # Duplicates are not inherited: a child process cannot reach the terminal even if it tries.
+        saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+        handler = logging.StreamHandler(log)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        try:
+            for descriptor in saved:
+                os.dup2(log.fileno(), descriptor)
+            logging.getLogger().addHandler(handler)
+            # Python's own streams too: they would be buffered in blocks now, and tests or notebooks put others in their place.
+            with redirect_stdout(log), redirect_stderr(log), os.fdopen(os.dup(saved[1]), "w", encoding="utf-8") as terminal:
+                yield _console(terminal)
+        finally:
+            logging.getLogger().removeHandler(handler)
+            _flush()
+            for descriptor, original in saved.items():
+                os.dup2(original, descriptor)
+                os.close(original)
+
+
+def silence_exit(log_file: Path) -> None:
+    """What libraries still say when the process ends, such as Prefect about its temporary server, goes to `log_file` as well."""
+
+    def redirect() -> None:
+        _flush()
+        with log_file.open("a") as log:
+            for descriptor in (1, 2):
+                os.dup2(log.fileno(), descriptor)
+
+    # Handlers run last in, first out: this one runs before those of the libraries that a run has imported.
+    atexit.register(redirect)
+
+
+def _console(terminal: TextIO) -> Console:
+    """rich asks 0, 1 and 2 how wide the terminal is; 1 and 2 are files now, and 0 may be none. COLUMNS, where somebody set it, wins."""
+    width = None
+    if "COLUMNS" not in os.environ:
+        if not terminal.isatty():
+            width = PLAIN_WIDTH
+        elif not os.isatty(0):
+            # 0 where the terminal does not know.
+            width = os.get_terminal_size(terminal.fileno()).columns or None
+    return Console(file=terminal, highlight=False, width=width)
+
+
+def _flush() -> None:
+    """What was printed so far, by Python or through C's stdio, goes to where it was meant to go."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    ctypes.CDLL(None).fflush(None)

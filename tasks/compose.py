@@ -1,0 +1,190 @@
+"""Hydra composes conf/, pydantic checks the result: from `recipe=NAME key=value ...` to one frozen configuration, or to all errors at once.
+
+An override may name any key that the configuration classes know, whether or not a file under conf/ mentions it.
+"""
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from tasks.check import check, did_you_mean
+from tasks.config import ConfigurationError, Problem, RecipeConfig
+from tasks.workspace import conf_directory
+
+# Hydra has one global state, which two threads cannot share.
+_one_at_a_time = threading.Lock()
+_UNREADABLE = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+
+
+def compose(overrides: Sequence[str]) -> RecipeConfig:
+    """Configuration of a recipe.
+
+    `overrides` are in Hydra's grammar: `recipe=NAME` (needed), `resources=one_cpu` or `algorithm@stages.rl.algorithm=dr_grpo` to swap the
+    file of a group, `stages.rl.steps=40` to set a value, `~stages.sft` to take one out.
+
+    Raises ConfigurationError with a line for each problem.
+    """
+    parsed, problems = _parse(overrides)
+    recipe, more = _recipe(parsed)
+    problems += more
+    # With no recipe, what the overrides get wrong by themselves is reported all the same.
+    chosen = f"recipe={recipe}" if recipe else "~recipe"
+    with _one_at_a_time:
+        try:
+            base = _hydra([chosen])
+            usable, more = _translate(parsed, base, complete=recipe is not None)
+            problems += more
+            data = _plain(_hydra([chosen, *usable]))
+        except _UNREADABLE as error:
+            raise ConfigurationError([*problems, Problem("", _one_line(error))]) from error
+    if recipe:
+        data["stages"] = _in_written_order(data.get("stages"), recipe)
+    config, more = check(data, fallback=_plain(base, resolve=False), complete=recipe is not None)
+    if problems or config is None:
+        raise ConfigurationError([*problems, *more])
+    return config
+
+
+def choices(group: str) -> dict[str, str]:
+    """Files of a group of conf/, each with what its first comment says."""
+    return {path.stem: _first_comment(path) for path in sorted((conf_directory() / group).glob("*.yaml"))}
+
+
+def write_resolved(config: RecipeConfig, path: Path) -> None:
+    """Write every setting, defaults included, as YAML that `load_resolved` reads."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=140), encoding="utf-8")
+    beside.replace(path)
+
+
+def load_resolved(path: Path) -> RecipeConfig:
+    """Read what `write_resolved` wrote. Raises ConfigurationError where that is no valid configuration."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigurationError([Problem("", f"{path} is not YAML: {_one_line(error)}")]) from error
+    config, problems = check(data, fallback={})
+    if config is None:
+        raise ConfigurationError([Problem(problem.key, f"{problem.text} (in {path})") for problem in problems])
+    return config
+
+
+def _parse(overrides: Iterable[str]) -> tuple[list[Override], list[Problem]]:
+    parser, parsed, problems = OverridesParser.create(), [], []
+    for text in overrides:
+        try:
+            override = parser.parse_override(text)
+        except HydraException as error:
+            reason = str(error).splitlines()[0]
+            problems.append(Problem(text, f"not of the form key=value ({reason}); put a value with special characters into quotes: key='...'"))
+            continue
+        if override.is_sweep_override():
+            problems.append(Problem(override.key_or_group, f"{text} is a sweep over several values; give one (a list is written [1,2])"))
+        else:
+            parsed.append(override)
+    return parsed, problems
+
+
+def _recipe(parsed: Iterable[Override]) -> tuple[str | None, list[Problem]]:
+    known = choices("recipe")
+    given = [str(override.value()) for override in parsed if override.key_or_group == "recipe"]
+    there_are = f"there are: {', '.join(known)}"
+    if len(given) != 1:
+        return None, [Problem("recipe", f"{'given more than once' if given else 'not given'}; say recipe=NAME once; {there_are}")]
+    if given[0] not in known:
+        return None, [Problem("recipe", f"unknown recipe '{given[0]}'{did_you_mean(given[0], known)}; {there_are}")]
+    return given[0], []
+
+
+def _translate(parsed: Iterable[Override], base: DictConfig, *, complete: bool) -> tuple[list[str], list[Problem]]:
+    """Overrides as Hydra takes them with its own check of keys off, since ours knows the classes and Hydra only the files."""
+    usable: list[str] = []
+    problems: list[Problem] = []
+    groups = sorted(path.name for path in conf_directory().iterdir() if path.is_dir())
+    for override in parsed:
+        key = override.key_or_group
+        if key == "recipe":
+            continue
+        if override.package is not None or "/" in key or (key in groups and not isinstance(override.value(), dict)):
+            line = _group(override, groups, dict(base.hydra.runtime.choices))
+            if not complete and override.package is not None and not isinstance(line, Problem):
+                # It is right by itself; what it interpolates may be what only the recipe has.
+                continue
+        elif key.split(".")[0] == "hydra":
+            line = Problem(key, "Hydra only composes here; its own settings have no effect. Take it out")
+        elif override.is_delete():
+            there = OmegaConf.select(base, key, throw_on_missing=False) is not None
+            line = override.input_line if there or not complete else Problem(key, "cannot be taken out: the recipe does not set it")
+        else:
+            line = f"++{key}={str(override.input_line).partition('=')[2]}"
+        if isinstance(line, Problem):
+            problems.append(line)
+        else:
+            usable.append(line)
+    return usable, problems
+
+
+def _group(override: Override, groups: list[str], chosen: dict[str, Any]) -> str | Problem:
+    """The override that swaps the file of a group, or what is wrong with it."""
+    group, name = override.key_or_group, override.value()
+    if group not in groups:
+        return Problem(group, f"unknown group{did_you_mean(group, groups)}; there are: {', '.join(groups)}")
+    places = [place for place in chosen if place.partition("@")[0] == group]
+    place = f"{group}@{override.package}" if override.package else group
+    if override.is_delete():
+        return f"~{place}" if place in chosen else Problem(place, f"cannot be taken out: the recipe uses {', '.join(places) or 'none'}")
+    known = choices(group)
+    if not isinstance(name, str) or name not in known:
+        name = "null" if name is None else name
+        return Problem(place, f"there is no conf/{group}/{name}.yaml{did_you_mean(str(name), known)}; there are: {', '.join(known)}")
+    if place in chosen:
+        return f"{place}={name}"
+    if override.package is None and group not in RecipeConfig.model_fields:
+        examples = [f"{known_place}={name}" for known_place in places] or [f"{group}@stages.NAME.{group}={name}"]
+        return Problem(group, f"belongs to a stage; say {' or '.join(examples)}")
+    return f"+{place}={name}"
+
+
+def _hydra(overrides: list[str]) -> DictConfig:
+    # A caller, such as a notebook, may have a Hydra of its own.
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_directory()), version_base="1.3", job_name="almanac"):
+        return hydra_compose("config", overrides, return_hydra_config=True)
+
+
+def _plain(config: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
+    config = config.copy()
+    with open_dict(config):
+        del config["hydra"]
+    return cast(dict[str, Any], OmegaConf.to_container(config, resolve=resolve, throw_on_missing=resolve))
+
+
+def _in_written_order(stages: Any, recipe: str) -> Any:
+    """Stages in the order in which the recipe's file writes them; Hydra would begin with those that its defaults list mentions first."""
+    if not isinstance(stages, dict):
+        return stages
+    file = cast(DictConfig, OmegaConf.load(conf_directory() / "recipe" / f"{recipe}.yaml"))
+    written = list(file.get("stages") or {})
+    return {name: stages[name] for name in sorted(stages, key=lambda name: written.index(name) if name in written else len(written))}
+
+
+def _first_comment(path: Path) -> str:
+    lines = (line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
+    # "# @package _global_" speaks to Hydra.
+    return next((line for line in lines if not line.startswith("@")), "")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

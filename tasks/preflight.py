@@ -1,0 +1,176 @@
+"""Everything that can be known before Ray starts, checked in seconds and without importing torch: files, packages, devices, disk."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from engine.config import GgufConfig, ModelConfig
+from engine.hardware import cores, gpus, resolve_device, resolve_dtype, torch_has_cuda
+from tasks import workspace
+from tasks.config import RecipeConfig
+from tasks.tracker_location import check_writable
+
+PROMPT_COLUMNS = ("prompt", "data_source", "ability", "reward_model", "extra_info")
+CONVERSATION_COLUMNS = ("messages",)
+
+# Agreement of trainer and rollout log-probs that bfloat16 cannot give.
+_BFLOAT16_FLOOR = 1e-2
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something to know before a run: an `error` stops it, a `warning` does not."""
+
+    level: Literal["error", "warning"]
+    key: str
+    """Dotted key, or path, to look at."""
+    text: str
+    """What is wrong and what to do."""
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.text}"
+
+
+def preflight(config: RecipeConfig) -> list[Finding]:
+    """All findings, errors first. Looks at no row of the data and at no weight: the tasks that read them check them."""
+    findings = [*_packages(), *_model(config.model), *_data(config), *_resources(config), *_places(config), *_suspicious(config)]
+    return sorted(findings, key=lambda finding: finding.level)
+
+
+def _packages() -> Iterator[Finding]:
+    for name in ("torch", "vllm", "ray", "mlflow", "prefect"):
+        if importlib.util.find_spec(name) is None:
+            yield Finding("error", name, "is not installed; run `make setup`")
+
+
+def _model(model: ModelConfig) -> Iterator[Finding]:
+    if model.gguf is not None:
+        yield from _gguf(model.gguf)
+    if model.path is None:
+        return
+    path = Path(model.path)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            yield Finding("error", "model.path", f"{path} has no config.json; name the directory of a Hugging Face model")
+    elif path.exists():
+        yield Finding("error", "model.path", f"{path} is a file; name the directory of a Hugging Face model")
+    elif not _HUB_NAME.fullmatch(model.path):
+        yield Finding("error", "model.path", f"{path} does not exist, and is not a hub name (OWNER/NAME) either")
+    else:
+        yield Finding("warning", "model.path", f"there is no directory {path}; it is taken for a hub name, which the run will have to load")
+
+
+def _gguf(gguf: GgufConfig) -> Iterator[Finding]:
+    specification = importlib.util.find_spec(gguf.package) if gguf.package.isidentifier() else None
+    if specification is None or not specification.submodule_search_locations:
+        yield Finding("error", "model.gguf.package", f"{gguf.package} is not installed; run `make setup`")
+        return
+    directory = Path(specification.submodule_search_locations[0])
+    if not (directory / gguf.file).is_file():
+        there = ", ".join(sorted(path.name for path in directory.rglob("*.gguf"))) or "none"
+        yield Finding("error", "model.gguf.file", f"{gguf.package} has no {gguf.file}; its GGUF files: {there}")
+
+
+def _data(config: RecipeConfig) -> Iterator[Finding]:
+    for name in ("train_file", "validation_file", "test_file"):
+        if (file := getattr(config.data, name)) is not None:
+            yield from _file(f"data.{name}", workspace.root() / file, PROMPT_COLUMNS)
+    if config.data.sft_file is not None:
+        yield from _file("data.sft_file", workspace.root() / config.data.sft_file, CONVERSATION_COLUMNS)
+
+
+def _file(key: str, path: Path, needed: tuple[str, ...]) -> Iterator[Finding]:
+    if not path.is_file():
+        yield Finding("error", key, f"{path} {'is not a file' if path.exists() else 'does not exist'}; relative paths start at the root")
+        return
+    if path.suffix not in (".parquet", ".jsonl"):
+        yield Finding("error", key, f"{path} ends in neither .parquet nor .jsonl; convert it, or rename it if it is one of them")
+        return
+    if path.stat().st_size == 0:
+        yield Finding("error", key, f"{path} is empty")
+        return
+    try:
+        rows, lacking = _parquet_head(path, needed) if path.suffix == ".parquet" else (_jsonl_head(path), [])
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        yield Finding("error", key, f"{path} cannot be read as {path.suffix[1:]} ({reason}); write it anew")
+        return
+    if not rows:
+        yield Finding("error", key, f"{path} has no rows")
+    for column in lacking:
+        yield Finding("error", key, f"{path} lacks the column {column}; it needs: {', '.join(needed)}")
+
+
+def _parquet_head(path: Path, needed: tuple[str, ...]) -> tuple[int, list[str]]:
+    """Number of rows, and the columns that are missing; from the file's footer alone."""
+    # Arrow takes a moment to import, and only recipes with files need it here. Its ArrowInvalid is a ValueError.
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        return file.metadata.num_rows, [column for column in needed if column not in file.schema_arrow.names]
+
+
+def _jsonl_head(path: Path) -> int:
+    """1 if there is a row, else 0. Which columns there are only all rows can tell: a column of nulls may be left out of some."""
+    with path.open(encoding="utf-8") as lines:
+        first = next((line for line in lines if line.strip()), None)
+    if first is None:
+        return 0
+    if not isinstance(json.loads(first), dict):
+        raise ValueError("its first line is not a JSON object")
+    return 1
+
+
+def _resources(config: RecipeConfig) -> Iterator[Finding]:
+    if os.environ.get("RAY_ADDRESS"):
+        # The devices are those of the cluster; Ray is asked when it is joined.
+        return
+    resources = config.resources
+    wanted, there = resources.ranks * resources.cpus_per_rank, cores()
+    if wanted > there:
+        text = (
+            f"{resources.ranks} ranks of resources.cpus_per_rank={resources.cpus_per_rank} need {wanted} of Ray's resource CPU, and this "
+            f"machine has {there}; lower resources.ranks, or set RAY_ADDRESS to a larger cluster"
+        )
+        yield Finding("error", "resources.ranks", text)
+    if resources.device == "cuda" and not torch_has_cuda():
+        yield Finding("error", "resources.device", "cuda is asked for, and PyTorch is installed without it; use device=cpu, or the gpu lock file")
+    if resolve_device(resources.device) == "cuda" and resources.ranks > len(gpus()):
+        text = f"{resources.ranks} ranks need {resources.ranks} of Ray's resource GPU, and {len(gpus())} are visible; lower it, or use device=cpu"
+        yield Finding("error", "resources.ranks", text)
+
+
+def _places(config: RecipeConfig) -> Iterator[Finding]:
+    try:
+        check_writable()
+    except OSError as error:
+        yield Finding("error", str(error.filename), str(error.strerror))
+    root = workspace.root()
+    there = next(path for path in (root, *root.parents) if path.exists())
+    free = shutil.disk_usage(there).free / 1e9
+    if free < config.minimum_free_disk_gigabytes:
+        text = f"{free:.2f} GB are free at {root}; free some, or set another root with ALMANAC_ROOT"
+        yield Finding("error", "minimum_free_disk_gigabytes", f"{config.minimum_free_disk_gigabytes:g} GB are asked for, and {text}")
+
+
+def _suspicious(config: RecipeConfig) -> Iterator[Finding]:
+    first, stage = next(iter(config.stages.items()))
+    if config.model.architecture is not None and stage.kind != "sft":
+        text = "a model with random weights gets no reward to learn from; let a stage of kind sft go first"
+        yield Finding("warning", f"stages.{first}", text)
+    for name, stage in config.stages.items():
+        updates = stage.steps * (stage.updates_per_step if stage.kind == "rl" else 1)
+        if stage.training.optimizer.warmup_steps >= updates:
+            text = f"the learning rate is still rising when the stage ends after {updates} optimizer steps"
+            yield Finding("warning", f"stages.{name}.training.optimizer.warmup_steps", text)
+    limit, dtype = config.rollout.max_log_prob_difference, resolve_dtype(resolve_device(config.resources.device), config.model.dtype)
+    if dtype == "bfloat16" and limit is not None and limit < _BFLOAT16_FLOOR:
+        text = f"{limit:g} is closer than bfloat16 computes, and would stop the run; raise it, set null, or set model.dtype=float32"
+        yield Finding("warning", "rollout.max_log_prob_difference", text)

@@ -1,0 +1,47 @@
+"""What a run will do, in order, and where it is: for whoever watches."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.events import Event
+from tasks.config import RecipeConfig
+
+PREPARE_DATA = "prepare data"
+CREATE_MODEL = "create model"
+START_ENGINE = "start engine"
+FINISH = "plots and records"
+
+BASE = "base"
+"""Label of the evaluation of the weights that a recipe starts from; every other evaluation has the name of the stage before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseStarted:
+    """A part of the run begins that has no steps, or whose steps are told in other events."""
+
+    phase: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseFinished:
+    """It is done."""
+
+    phase: str
+    result: str = ""
+    """What came out, in a few words."""
+
+
+Listener = Callable[[Event | PhaseStarted | PhaseFinished], None]
+
+
+def evaluation_phase(label: str) -> str:
+    """Phase of the evaluation `label`."""
+    return f"evaluate {label}"
+
+
+def planned_phases(config: RecipeConfig) -> list[str]:
+    """All phases of a recipe, in order; a training stage is a phase with the stage's name."""
+    phases = [PREPARE_DATA, CREATE_MODEL, START_ENGINE, evaluation_phase(BASE)]
+    for stage in config.stages:
+        phases += [stage, evaluation_phase(stage)]
+    return [*phases, FINISH]

@@ -1,0 +1,312 @@
+"""The local record of a run: what was planned, how far it came, what it measured, and from what it was made.
+
+`record.json` is rewritten whole after every change, so that whoever reads it, also while the run goes on or after it was killed, sees a
+consistent state.
+"""
+
+import difflib
+import hashlib
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import psutil
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from engine import hardware
+from engine.events import Event, StageFinished, StageStarted, StepFinished
+from tasks import workspace
+from tasks.config import RecipeConfig
+
+START_TIME_TOLERANCE_SECONDS = 2.0
+"""Process start times are derived from the boot time, which moves a little when the clock is set."""
+
+
+class Recorded(BaseModel):
+    """Base of the record's parts: changed in place while the run goes on, each change checked."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, use_attribute_docstrings=True)
+
+
+class BeforeAfter(Recorded):
+    """Accuracy avg@k of one difficulty, as fractions."""
+
+    before: float | None = None
+    after: float | None = None
+
+
+class StageRecord(Recorded):
+    """One training stage. Accuracies are fractions of 1 on the test set; intervals are [low, high]."""
+
+    name: str
+    kind: str
+    """`sft` or `rl`."""
+    status: Literal["planned", "running", "finished", "failed"] = "planned"
+    steps_planned: int
+    steps: int = 0
+    """Steps done."""
+    samples_per_prompt: int | None = None
+    """k of avg@k."""
+    confidence: float | None = None
+    """Of the intervals."""
+    accuracy_before: float | None = None
+    """avg@k of the weights that the stage started from."""
+    accuracy_after: float | None = None
+    interval: tuple[float, float] | None = None
+    """Bootstrap interval of accuracy_after."""
+    interval_before: tuple[float, float] | None = None
+    greedy_before: float | None = None
+    greedy_after: float | None = None
+    gain: float | None = None
+    """accuracy_after - accuracy_before."""
+    gain_interval: tuple[float, float] | None = None
+    """Paired bootstrap over prompts."""
+    by_difficulty: dict[str, BeforeAfter] = {}
+    seconds: float | None = None
+    """Wall-clock of the training, without evaluations."""
+    seconds_by_phase: dict[str, float] = {}
+    """generate, reward, log_prob, update, synchronise, ... summed over the steps."""
+    tokens_per_second: float | None = None
+    model: str | None = None
+    """Directory of the stage's last weights, in Hugging Face format."""
+
+
+class Lineage(Recorded):
+    """From what the run was made; null where it cannot be known."""
+
+    commit: str | None = None
+    """Git commit of the code."""
+    uncommitted: bool | None = None
+    """Whether the code differed from that commit."""
+    configuration_digest: str
+    dataset_digests: dict[str, str] = {}
+    base_model_digest: str | None = None
+    lock_digest: str | None = None
+    """SHA-256 of the package lock file."""
+    seed: int
+    hardware: dict[str, Any] = {}
+
+
+class MLflowReference(Recorded):
+    """Where MLflow keeps the run."""
+
+    tracking_uri: str
+    experiment: str
+    experiment_id: str
+    run_id: str
+
+
+class ProcessIdentity(Recorded):
+    """One process of one machine; a process id alone is given out again."""
+
+    pid: int
+    started: float
+    """Unix time, seconds."""
+    host: str
+
+    @classmethod
+    def current(cls) -> Self:
+        """This process."""
+        process = psutil.Process()
+        return cls(pid=process.pid, started=process.create_time(), host=platform.node())
+
+    def is_dead(self) -> bool:
+        """True when the process ran on this machine and is gone. Of another machine's processes nothing is known: False."""
+        if self.host != platform.node():
+            return False
+        try:
+            process = psutil.Process(self.pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return True
+            return abs(process.create_time() - self.started) > START_TIME_TOLERANCE_SECONDS
+        except psutil.NoSuchProcess:
+            return True
+
+
+def now() -> str:
+    """The time, ISO 8601 in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+class RunRecord(Recorded):
+    """One run of a recipe."""
+
+    run: str
+    """Id, such as polaris_tiny-20261129-140312."""
+    status: Literal["running", "finished", "failed", "killed"] = "running"
+    """`killed` is never written: `load` finds a record that says running and a process that is dead."""
+    recipe: str
+    seed: int
+    started: str = Field(default_factory=now)
+    """ISO 8601, UTC."""
+    finished: str | None = None
+    error: str | None = None
+    stages: list[StageRecord] = []
+    final_model: str | None = None
+    lineage: Lineage
+    mlflow: MLflowReference | None = None
+    log_file: str | None = None
+    process: ProcessIdentity = Field(default_factory=ProcessIdentity.current)
+
+    def stage(self, name: str) -> StageRecord:
+        """The record of the stage `name`, to be changed in place."""
+        return next(stage for stage in self.stages if stage.name == name)
+
+
+def observe(record: RunRecord, event: Event) -> None:
+    """Keeps the stage that an event belongs to up to date: its status, steps, seconds by phase and tokens per second."""
+    match event:
+        case StageStarted(stage=name, steps=steps):
+            stage = record.stage(name)
+            stage.status, stage.steps_planned = "running", steps
+        case StepFinished(stage=name, step=step, metrics=metrics):
+            _count_step(record.stage(name), step, metrics)
+        case StageFinished(stage=name, seconds=seconds):
+            stage = record.stage(name)
+            stage.status, stage.seconds = "finished", seconds
+
+
+def _count_step(stage: StageRecord, step: int, metrics: Mapping[str, float]) -> None:
+    seconds = {name[len("timing/") : -len("_seconds")]: value for name, value in metrics.items() if name.startswith("timing/")}
+    step_seconds = seconds.pop("step", sum(seconds.values()))
+    # Each step weighs as much as it took: the quotient is all tokens over all seconds.
+    tokens = (stage.tokens_per_second or 0.0) * (stage.seconds or 0.0) + metrics.get("throughput/tokens_per_second", 0.0) * step_seconds
+    stage.steps = step
+    stage.seconds = (stage.seconds or 0.0) + step_seconds
+    stage.tokens_per_second = tokens / stage.seconds if stage.seconds else None
+    stage.seconds_by_phase = {phase: stage.seconds_by_phase.get(phase, 0.0) + seconds.get(phase, 0.0) for phase in stage.seconds_by_phase | seconds}
+
+
+def new_run_id(recipe: str) -> str:
+    """Recipe and UTC second, as in polaris_tiny-20261129-140312; a number follows where that is taken."""
+    first = f"{recipe}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    run, count = first, 1
+    while workspace.run_directory(run).exists():
+        count += 1
+        run = f"{first}-{count}"
+    return run
+
+
+def record_file(run: str) -> Path:
+    """Where the record of the run with id `run` lies."""
+    return workspace.run_directory(run) / "record.json"
+
+
+def write(record: RunRecord) -> None:
+    """Replace the run's record.json; a reader sees the old file or the new one, also after a power cut.
+
+    Raises:
+        OSError: the disk is full or the directory is not writable; names the path.
+    """
+    path = record_file(record.run)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".record-")
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(record.model_dump_json(indent=2) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise type(error)(
+            error.errno, f"cannot write the run's record ({error.strerror}); free disk space or mend its permissions", str(path)
+        ) from error
+
+
+def load(run: str) -> RunRecord:
+    """The record of a run, `latest` for the newest. One that says running though its process is dead is shown as killed.
+
+    Raises:
+        ValueError: there is no such run (names the nearest ids), or its record cannot be read.
+    """
+    if run == "latest":
+        return latest()
+    known = run_ids()
+    if run not in known:
+        near = difflib.get_close_matches(run, known, n=3, cutoff=0.4) or known[:3]
+        hint = f"nearest: {', '.join(near)}" if near else "there is none yet: `almanac run recipe=NAME` makes one"
+        raise ValueError(f"unknown run {run!r}; {hint}")
+    path = record_file(run)
+    try:
+        record = RunRecord.model_validate_json(path.read_text())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise ValueError(f"{path}: not a run record this version can read: {where}: {first['msg']}") from error
+    if record.status == "running" and record.process.is_dead():
+        record.status = "killed"
+    return record
+
+
+def run_ids() -> list[str]:
+    """Ids of all runs that have a record, newest first."""
+    files = sorted(workspace.runs_directory().glob("*/record.json"), key=lambda file: (_started(file.parent.name), file.parent.name))
+    return [file.parent.name for file in reversed(files)]
+
+
+def _started(run: str) -> str:
+    """The time inside a run id (`RECIPE-DATE-TIME[-COUNT]`), which orders runs without their records being read."""
+    digits = [part for part in run.split("-") if part.isdigit() and len(part) in (6, 8)]
+    return "-".join(digits[-2:])
+
+
+def latest() -> RunRecord:
+    """The newest run's record.
+
+    Raises:
+        ValueError: there is no run yet.
+    """
+    known = run_ids()
+    if not known:
+        raise ValueError("there is no run yet: `almanac run recipe=NAME` makes one")
+    return load(known[0])
+
+
+def lineage(config: RecipeConfig, *, dataset_digests: Mapping[str, str] | None = None, base_model_digest: str | None = None) -> Lineage:
+    """Everything that a run's numbers depend on, taken down before it starts.
+
+    Args:
+        config: the resolved configuration.
+        dataset_digests: digest of each split by its name.
+        base_model_digest: digest of the first weights.
+    """
+    status = _git("status", "--porcelain")
+    return Lineage(
+        commit=_git("rev-parse", "HEAD"),
+        uncommitted=None if status is None else bool(status),
+        configuration_digest=config.digest(),
+        dataset_digests=dict(dataset_digests or {}),
+        base_model_digest=base_model_digest,
+        lock_digest=_lock_digest(),
+        seed=config.seed,
+        hardware=hardware.describe(),
+    )
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints about the checkout; None without git, or where the code is no git checkout."""
+    try:
+        answer = subprocess.run(["git", "-C", str(workspace.checkout()), *arguments], capture_output=True, text=True, timeout=30, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip()
+
+
+def _lock_digest() -> str | None:
+    """SHA-256 of the lock file that the installed torch belongs to; None where there is no lock file beside the code."""
+    try:
+        kind = "cpu" if metadata.version("torch").endswith("+cpu") else "gpu"
+    except metadata.PackageNotFoundError:
+        return None
+    path = workspace.checkout() / "requirements" / f"{kind}.lock"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None

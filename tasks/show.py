@@ -1,0 +1,228 @@
+"""What a person sees of a run: the summary as JSON, the closing table, the note on MLflow's page, and MLflow's own pages."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import webbrowser
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tasks import workspace
+from tasks.record import RunRecord, StageRecord
+from tasks.tracker_location import tracking_uri
+
+PHASE_ORDER = ("generate", "reward", "log_prob", "update", "synchronise")
+START_SECONDS = 120.0
+"""How long MLflow's server may take to answer for the first time."""
+
+
+def summary(record: RunRecord) -> dict[str, Any]:
+    """The run as JSON values: `almanac show RUN --json`. Accuracies are fractions; what is not known yet is null."""
+    return record.model_dump(mode="json", exclude={"process"})
+
+
+def table(record: RunRecord) -> RenderableType:
+    """The end of a run on the terminal, 100 columns or fewer: accuracies, seconds, and how to look further."""
+    parts: list[RenderableType] = [_headline(record), "", _accuracies(record)]
+    if any(stage.seconds for stage in record.stages):
+        parts += ["", _seconds(record)]
+    return Group(*parts, "", _commands(record))
+
+
+def note(record: RunRecord, description: str) -> str:
+    """Markdown for MLflow's page of the run: the recipe's description and the table of its results."""
+    average = _average(record)
+    lines = [
+        description,
+        "",
+        f"| stage | steps | {average} before | {average} after | gain | greedy after | seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for stage in record.stages:
+        cells = [
+            stage.name,
+            f"{stage.steps} of {stage.steps_planned}",
+            _percent(stage.accuracy_before, stage.interval_before),
+            _percent(stage.accuracy_after, stage.interval),
+            _gain(stage),
+            _percent(stage.greedy_after, None),
+            _number(stage.seconds),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    if record.final_model:
+        lines += ["", f"Final model: `{record.final_model}`"]
+    return "\n".join(lines)
+
+
+def _headline(record: RunRecord) -> Text:
+    colour = {"finished": "green", "running": "cyan"}.get(record.status, "red")
+    line = Text.assemble((record.run, "bold"), "  ", (record.status, f"bold {colour}"), f"  seed {record.seed}")
+    if record.error:
+        line.append(f"\n{record.error}", style="red")
+    return line
+
+
+def _average(record: RunRecord) -> str:
+    return f"avg@{next((stage.samples_per_prompt for stage in record.stages if stage.samples_per_prompt), 'k')}"
+
+
+def _accuracies(record: RunRecord) -> Table:
+    average, confidence = _average(record), next((stage.confidence for stage in record.stages if stage.confidence), None)
+    title = "Accuracy on the test set, %" + (f" [{100 * confidence:g} % interval]" if confidence else "")
+    grid = Table(box=None, padding=(0, 2, 0, 0), title=title, title_justify="left", title_style="bold")
+    grid.add_column("stage")
+    for heading in ("steps", f"{average} before", f"{average} after", "gain", "greedy"):
+        grid.add_column(heading, justify="right")
+    for stage in record.stages:
+        greedy = f"{_percent(stage.greedy_before, None)} → {_percent(stage.greedy_after, None)}"
+        style = "green" if stage.gain_interval and stage.gain_interval[0] > 0 else None
+        grid.add_row(
+            stage.name,
+            f"{stage.steps}/{stage.steps_planned}",
+            _percent(stage.accuracy_before, stage.interval_before),
+            _percent(stage.accuracy_after, stage.interval),
+            Text(_gain(stage), style=style or ""),
+            greedy,
+        )
+    return grid
+
+
+def _seconds(record: RunRecord) -> Table:
+    found = {phase for stage in record.stages for phase in stage.seconds_by_phase}
+    phases = [phase for phase in PHASE_ORDER if phase in found] + sorted(found.difference(PHASE_ORDER))
+    grid = Table(box=None, padding=(0, 2, 0, 0), title="Seconds", title_justify="left", title_style="bold")
+    grid.add_column("stage")
+    for heading in (*(phase.replace("_", " ") for phase in phases), "all", "tokens/s"):
+        grid.add_column(heading, justify="right")
+    for stage in record.stages:
+        by_phase = [_number(stage.seconds_by_phase.get(phase)) for phase in phases]
+        grid.add_row(stage.name, *by_phase, _number(stage.seconds), _number(stage.tokens_per_second))
+    return grid
+
+
+def _commands(record: RunRecord) -> Table:
+    rows = [
+        ("Curves, samples, plots", "almanac ui"),
+        ("All numbers, as JSON", f"almanac show {record.run} --json"),
+        ("Accuracy of a model", f"almanac evaluate {_path(record.final_model) if record.final_model else 'MODEL'}"),
+    ]
+    rows += [(label, _path(path)) for label, path in (("Final model", record.final_model), ("Log", record.log_file)) if path]
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    # Folded, not cut: people copy these.
+    grid.add_column(style="bold", overflow="fold")
+    for label, command in rows:
+        grid.add_row(label, Text(command))
+    return grid
+
+
+def _path(path: str) -> str:
+    """Relative to the current directory where that leads down to it: shorter, and it can be pasted."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
+def _percent(value: float | None, interval: tuple[float, float] | None) -> str:
+    if value is None:
+        return "–"
+    return f"{100 * value:.1f}" + (f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]" if interval else "")
+
+
+def _gain(stage: StageRecord) -> str:
+    if stage.gain is None:
+        return "–"
+    interval = f" [{100 * stage.gain_interval[0]:+.1f}, {100 * stage.gain_interval[1]:+.1f}]" if stage.gain_interval else ""
+    return f"{100 * stage.gain:+.1f}{interval}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"
+
+
+def run_url(base: str, record: RunRecord | None) -> str:
+    """The page of a run, or of all runs, on an MLflow server."""
+    if record is None or record.mlflow is None:
+        return base
+    return f"{base.rstrip('/')}/#/experiments/{record.mlflow.experiment_id}/runs/{record.mlflow.run_id}"
+
+
+def ui(record: RunRecord | None, port: int = 5000) -> None:
+    """Serves MLflow's pages on this machine until Ctrl-C, and prints the run's address; a tracking server is only pointed at.
+
+    Raises:
+        ValueError: the port is taken.
+        RuntimeError: the server ended, or does not answer.
+    """
+    uri = record.mlflow.tracking_uri if record is not None and record.mlflow is not None else tracking_uri()
+    if uri.startswith(("http://", "https://")):
+        _open(run_url(uri, record))
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ValueError(f"port {port} cannot be used ({error.strerror}); choose another one with --port") from error
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--workers", "1"]
+    command += ["--default-artifact-root", workspace.artifacts_directory().as_uri(), "--host", "127.0.0.1", "--port", str(port)]
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    log = workspace.work_directory() / "mlflow-ui.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as output:
+        # A session of its own: Ctrl-C reaches us alone, and the server ends with all its workers when we say so.
+        server = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            print(f"MLflow is starting; its log is {_path(str(log))}", flush=True)
+            base = f"http://127.0.0.1:{port}"
+            _wait_until_healthy(server, base, str(log))
+            _open(run_url(base, record))
+            print("Ctrl-C stops it.", flush=True)
+            server.wait()
+            raise RuntimeError(f"MLflow's server ended by itself with exit code {server.returncode}; its log is {log}")
+        except KeyboardInterrupt:
+            print("stopped")
+        finally:
+            _stop(server)
+
+
+def _wait_until_healthy(server: subprocess.Popen[bytes], base: str, log: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise RuntimeError(f"MLflow's server ended with exit code {server.returncode}; its log is {log}")
+        try:
+            with urllib.request.urlopen(f"{base}/health", timeout=5):
+                return
+        except (urllib.error.URLError, TimeoutError, ConnectionError):
+            time.sleep(0.3)
+    raise RuntimeError(f"MLflow's server did not answer within {START_SECONDS:.0f} s; its log is {log}")
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    """Ends the server and its workers, which are one process group."""
+    for sign, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, None)):
+        try:
+            os.killpg(server.pid, sign)
+            server.wait(patience)
+            return
+        except ProcessLookupError:
+            server.wait()
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _open(url: str) -> None:
+    print(url, flush=True)
+    if sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        webbrowser.open(url)

@@ -1,0 +1,216 @@
+"""The run's records: every event goes to a local file first, and from there to MLflow, at once or when MLflow is back."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from mlflow.exceptions import MlflowException
+from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+from requests import RequestException
+from sqlalchemy.exc import SQLAlchemyError
+
+from engine.events import Event, SamplesGenerated, StageFinished, StepFinished
+from engine.trainer.evaluation import Evaluation
+from tasks import journal, plots, show, workspace
+from tasks.accuracy import Accuracy, accuracy
+from tasks.config import RecipeConfig
+from tasks.journal import DatasetUsed, EvaluationFinished, FigureDrawn, LoggedEvent, ModelSaved, RunFinished, RunStarted
+from tasks.mlflow_writer import MLflowWriter
+from tasks.record import RunRecord
+from tasks.tracker_location import check_writable, experiment_name, tracking_uri
+
+logger = logging.getLogger(__name__)
+
+REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"}
+"""MLflow's answers that will not change when one asks again."""
+PAUSE_FACTOR = 20
+"""After a failed attempt that took a second, the next one waits for 20: an absent server slows a run by 5 % at most."""
+
+
+class Tracker:
+    """Context manager around a run: `tracker.emit` is handed to the engine, the other methods are called by the tasks.
+
+    MLflow shows the run as FINISHED when the block ends, as FAILED when it raises. `record` is read then: whoever changes a copy of it
+    sets `tracker.record`. Methods may be called from any thread.
+
+    Raises, when it is entered:
+        OSError: the local database or artifacts cannot be written.
+        ValueError: MLflow answers, but refuses the run, as when its experiment was deleted.
+    """
+
+    def __init__(self, config: RecipeConfig, record: RunRecord) -> None:
+        self.config = config
+        self.record = record
+        self.events_file = workspace.run_directory(record.run) / "events.jsonl"
+        self._writer = MLflowWriter(tracking_uri(), experiment_name(config))
+        self._lock = threading.RLock()
+        self._cursor = 0
+        self._next_attempt = 0.0
+        self._failure: str | None = None
+        self._refused: list[str] = []
+        self._trained_steps = 0
+        self._monitor: Any = None
+
+    def __enter__(self) -> Self:
+        check_writable()
+        # MLflow's own patience, four minutes a call, would be the run's.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        self.events_file.parent.mkdir(parents=True, exist_ok=True)
+        self._cursor = self.events_file.stat().st_size if self.events_file.exists() else 0
+        lineage = self.record.lineage
+        tags = {
+            "almanac.run": self.record.run,
+            "almanac.recipe": self.record.recipe,
+            "almanac.seed": str(self.record.seed),
+            "almanac.configuration_digest": lineage.configuration_digest,
+            "almanac.process": self.record.process.model_dump_json(),
+            "mlflow.source.name": "almanac",
+        }
+        if lineage.commit:
+            tags |= {"mlflow.source.git.commit": lineage.commit, "git.uncommitted": str(bool(lineage.uncommitted)).lower()}
+        self._log(
+            RunStarted(
+                run=self.record.run,
+                recipe=self.record.recipe,
+                description=self.config.description,
+                configuration=self.config.model_dump(mode="json"),
+                lineage=lineage.model_dump(mode="json"),
+                tags=tags,
+            )
+        )
+        if self._refused and self.record.mlflow is None:
+            raise ValueError(self._refused[0])
+        if self.record.mlflow is not None and self.config.tracking.system_metrics:
+            self._monitor = SystemMetricsMonitor(self.record.mlflow.run_id, tracking_uri=self.record.mlflow.tracking_uri)
+            self._monitor.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._monitor is not None:
+            self._monitor.finish()
+        reason = None if kind is None else f"{kind.__name__}: {error}"
+        try:
+            self._draw(plots.run_figures(journal.read_events(self.events_file)), None)
+        finally:
+            summary = show.summary(self.record) | {"status": "failed" if reason else "finished", "error": reason}
+            self._log(
+                RunFinished(
+                    status="FAILED" if reason else "FINISHED",
+                    reason=reason,
+                    summary=summary,
+                    lineage=self.record.lineage.model_dump(mode="json"),
+                    note=show.note(self.record, self.config.description),
+                ),
+                last=True,
+            )
+        if self.complaint is not None:
+            logger.warning(self.complaint)
+
+    @property
+    def complaint(self) -> str | None:
+        """One sentence for the terminal when MLflow lacks records, else None. Right after entering: when MLflow does not answer."""
+        with self._lock:
+            waiting = sum(1 for _ in journal.read(self.events_file, self._cursor))
+            if not waiting and not self._refused:
+                return None
+            reason = self._failure if waiting else self._refused[0]
+            return f"{waiting + len(self._refused)} records are not in MLflow ({self._writer.uri}): {reason}. All are in {self.events_file}"
+
+    def emit(self, event: Event) -> None:
+        """Takes an event of the engine. When a stage ends its pictures are drawn."""
+        if isinstance(event, SamplesGenerated):
+            event = SamplesGenerated(stage=event.stage, step=event.step, rows=self._some(event.rows))
+        if isinstance(event, StepFinished):
+            self._trained_steps += 1
+        self._log(event)
+        if isinstance(event, StageFinished):
+            self._draw(plots.stage_figures(journal.read_events(self.events_file), event.stage), event.stage)
+
+    def log_dataset(self, name: str, digest: str, rows: int, context: str, source: str, used_by: Sequence[str] = ()) -> None:
+        """A split that the run reads. `context`: training, validation or test. `used_by`: stages, and `evaluation`, that show it too.
+
+        Call it before they start.
+        """
+        self._log(DatasetUsed(name=name, digest=digest, rows=rows, context=context, source=source, used_by=list(used_by)))
+
+    def log_model(self, stage: str, step: int, directory: Path) -> None:
+        """A stage's weights, complete, in Hugging Face format."""
+        self._log(ModelSaved(stage=stage, step=step, directory=str(directory)))
+
+    def log_evaluation(self, evaluation: Evaluation, stage: str | None = None) -> Accuracy:
+        """An evaluation of `stage`'s newest weights (save them with `log_model` first), or of those that the recipe starts from."""
+        found = accuracy(evaluation, self.config.evaluation, self.config.seed)
+        self._log(
+            EvaluationFinished(
+                label=evaluation.label,
+                stage=stage,
+                trained_steps=self._trained_steps,
+                accuracy=found,
+                seconds=evaluation.seconds,
+                tokens=evaluation.tokens,
+                rows=self._some(evaluation.rows),
+            )
+        )
+        return found
+
+    def _some(self, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Rows for one table, spread evenly, so that all prompts have their chance."""
+        count = min(len(rows), self.config.tracking.samples_per_table)
+        return [rows[index * len(rows) // count] for index in range(count)]
+
+    def _draw(self, figures: Mapping[str, Any], stage: str | None) -> None:
+        directory = self.events_file.parent / "plots" / (stage or "")
+        for name, figure in figures.items():
+            path = directory / f"{name}.png"
+            plots.save(figure, path)
+            self._log(FigureDrawn(stage=stage, file=str(path)))
+
+    def _log(self, event: LoggedEvent, *, last: bool = False) -> None:
+        with self._lock:
+            journal.append(self.events_file, event, time.time_ns() // 1_000_000)
+            if last or time.monotonic() >= self._next_attempt:
+                self._deliver()
+
+    def _deliver(self) -> None:
+        """Sends what the log holds beyond the cursor. A refused entry is counted and passed over; any other failure ends the attempt."""
+        for entry in journal.read(self.events_file, self._cursor):
+            started = time.monotonic()
+            try:
+                self._writer.write(entry)
+            except (MlflowException, RequestException, SQLAlchemyError, OSError) as error:
+                if not _is_refusal(error, entry.event, starting=self._writer.reference is None and bool(self._failure)):
+                    self._wait(error, time.monotonic() - started)
+                    return
+                self._refused.append(_first_line(error))
+                logger.warning("MLflow refused a record of type %s: %s", type(entry.event).__name__, error)
+            self._cursor = entry.end
+            self.record.mlflow = self._writer.reference
+        self._failure = None
+
+    def _wait(self, error: Exception, took: float) -> None:
+        if self._failure is None:
+            logger.warning("MLflow (%s) fails; records go to %s until it is back: %s", self._writer.uri, self.events_file, error)
+        self._failure = _first_line(error)
+        self._next_attempt = time.monotonic() + max(1.0, PAUSE_FACTOR * took)
+
+
+def _is_refusal(error: Exception, event: LoggedEvent, *, starting: bool) -> bool:
+    """Whether asking again is useless: MLflow says no, or a file of ours cannot be read or copied.
+
+    A run that could not be started at first goes on, and so must its `RunStarted`: everything after needs it.
+    """
+    if isinstance(event, RunStarted) and starting:
+        return False
+    if isinstance(error, MlflowException):
+        return error.error_code in REFUSALS
+    return isinstance(error, OSError) and not isinstance(error, RequestException)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,235 @@
+"""Composing: every shipped file is good, every key of the classes can be overridden, and all mistakes are told at once."""
+
+import threading
+
+import pytest
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks import schema, workspace
+from tasks.compose import choices, compose, load_resolved, write_resolved
+from tasks.config import ConfigurationError, RecipeConfig
+
+TINY = "recipe=polaris_tiny"
+RECIPES = sorted(choices("recipe"))
+FILES = sorted(workspace.conf_directory().rglob("*.yaml"))
+
+
+def problems(*overrides: str) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        compose(list(overrides))
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_shipped_recipe_composes_under_its_own_name(recipe: str) -> None:
+    assert compose([f"recipe={recipe}"]).name == recipe
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_every_shipped_file_parses_says_what_it_is_and_composes(file) -> None:
+    """Mutation: a misspelled key in any file of any group turns this red."""
+    assert isinstance(yaml.safe_load(file.read_text()) or {}, dict)
+    group = file.parent.name
+    if group == "conf":
+        return
+    assert len(choices(group)[file.stem]) > 10
+    if group == "recipe":
+        overrides = [f"recipe={file.stem}"]
+    elif group in RecipeConfig.model_fields:
+        overrides = [TINY, f"{group}={file.stem}"]
+    else:
+        overrides = [TINY, f"{group}@stages.rl.{group}={file.stem}"]
+    if file.stem == "files":
+        overrides += ["data.train_file=train.parquet", "data.sft_file=sft.parquet"]
+    if group == "resources":
+        # Multiples of every number of ranks that is shipped.
+        overrides += ["stages.rl.prompts_per_step=24", "stages.sft.rows_per_step=96"]
+    compose(overrides)
+
+
+def test_a_group_is_swapped_and_its_interpolation_follows_the_stage() -> None:
+    config = compose([TINY, "algorithm@stages.rl.algorithm=dr_grpo", "resources=one_cpu", "stages.rl.max_response_tokens=50"])
+    stage = config.stages["rl"]
+    assert stage.kind == "rl"
+    assert stage.algorithm.advantage.scale == "none"
+    assert stage.algorithm.loss.aggregation_constant_tokens == 50
+    assert config.resources.ranks == 1
+
+
+def test_a_key_that_no_file_mentions_can_be_overridden() -> None:
+    """Mutation: hand overrides to Hydra as they are, and its struct check refuses these."""
+    overrides = ["model.architecture.layers=2", "stages.rl.sampling.temperature=0.5", "rollout.max_log_prob_difference=null", "+seed=4"]
+    config = compose([TINY, *overrides])
+    assert config.model.architecture is not None
+    stage = config.stages["rl"]
+    assert stage.kind == "rl"
+    assert (config.model.architecture.layers, stage.sampling.temperature, config.rollout.max_log_prob_difference, config.seed) == (2, 0.5, None, 4)
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1E-4", "0.0001", "1.0e-04"])
+def test_numbers_in_any_notation_are_numbers(text: str) -> None:
+    assert compose([TINY, f"stages.rl.training.optimizer.learning_rate={text}"]).stages["rl"].training.optimizer.learning_rate == 1e-4
+
+
+def test_interpolations_are_resolved_before_the_check() -> None:
+    assert compose([TINY, "seed=${stages.rl.steps}"]).seed == compose([TINY]).stages["rl"].steps
+    assert problems(TINY, "seed=${stages.sft.training.optimizer.learning_rate}") == ["seed: should be a valid integer, is 0.002"]
+
+
+def test_stages_run_in_the_order_of_the_recipes_file() -> None:
+    """Hydra alone begins with the stage that the defaults list mentions first.
+
+    Mutation: without `_in_written_order`, a stage named first in the defaults and last in the file comes first.
+    """
+    for recipe in RECIPES:
+        written = yaml.safe_load((workspace.conf_directory() / "recipe" / f"{recipe}.yaml").read_text())["stages"]
+        assert list(compose([f"recipe={recipe}"]).stages) == list(written)
+
+
+def test_written_order_wins_over_the_defaults_list(tmp_path, monkeypatch) -> None:
+    conf = tmp_path / "conf"
+    (conf / "training").mkdir(parents=True)
+    (conf / "recipe").mkdir()
+    (conf / "config.yaml").write_text("defaults: [{recipe: ???}, _self_]\n")
+    (conf / "training" / "slow.yaml").write_text("optimizer: {learning_rate: 1e-5}\n")
+    header = "# @package _global_\ndefaults:\n  - /training@stages.last.training: slow\n  - /training@stages.first.training: slow\n  - _self_\n"
+    body = "name: two\ndescription: Two stages\ndata: {chain_sum: {}}\nmodel: {architecture: {}}\n"
+    stages = "stages:\n  first: {kind: sft, steps: 1}\n  last: {kind: sft, steps: 1}\n"
+    (conf / "recipe" / "two.yaml").write_text(header + body + stages)
+    monkeypatch.setattr("tasks.compose.conf_directory", lambda: conf)
+    assert list(compose(["recipe=two"]).stages) == ["first", "last"]
+    assert list(compose(["recipe=two", "~stages.first"]).stages) == ["last"]
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("stages.rl.stepz=3", "stages.rl.stepz: unknown key; did you mean stages.rl.steps?"),
+        ("+stages.rl.stepz=3", "stages.rl.stepz: unknown key; did you mean stages.rl.steps?"),
+        ("++resource.ranks=1", "resource: unknown key; did you mean resources?"),
+        ("stages.rl.learning_rate=1", "stages.rl.learning_rate: unknown key; did you mean stages.rl.training.optimizer.learning_rate?"),
+        ("stages.rk.steps=3", "stages.rk: this recipe has no such stage (did you mean rl?); a new one needs stages.rk.kind=sft or rl"),
+        ("tracking.xyz=3", "tracking.xyz: unknown key; known here: experiment, samples_per_table, system_metrics"),
+        ("resources=tw_cpu", "resources: there is no conf/resources/tw_cpu.yaml (did you mean two_cpu?)"),
+        ("algoritm@stages.rl.algorithm=grpo", "algoritm: unknown group (did you mean algorithm?)"),
+        ("algorithm@stages.rl.algoritm=grpo", "stages.rl.algoritm: unknown key; did you mean stages.rl.algorithm?"),
+        ("algorithm=grpo", "algorithm: belongs to a stage; say algorithm@stages.rl.algorithm=grpo"),
+        ("~stages.rm", "stages.rm: cannot be taken out"),
+        ("hydra.run.dir=/tmp", "hydra.run.dir: Hydra only composes here"),
+        ("seed=1,2", "seed: seed=1,2 is a sweep"),
+        ("seed 1", "seed 1: not of the form key=value"),
+        ("stages.rl.steps=abc", "stages.rl.steps: should be a valid integer, is 'abc'"),
+        ("stages.rl.steps=1e3", "stages.rl.steps: should be a valid integer, is 1000.0"),
+        ("stages.rl.steps=true", "stages.rl.steps: should be a valid integer, is True"),
+        ("stages.rl.steps=0", "stages.rl.steps: should be greater than 0, is 0"),
+        ("stages.rl.steps=null", "stages.rl.steps: should be a valid integer, is null"),
+        ("~stages.rl.steps", "stages.rl.steps: has to be set: integer"),
+        ("stages.rl.kind=ppo", "stages.rl.kind: is 'ppo'; a stage is of kind sft or rl"),
+        ("stages.rl.algorithm=grpo", "stages.rl.algorithm: is 'grpo', but holds settings of its own: advantage, loss"),
+        ("stages.rl.training.optimizer.learning_rate=inf", "stages.rl.training.optimizer.learning_rate: should be a finite number"),
+        ("tracking.experiment=12", "tracking.experiment: should be a string, is 12; put it into quotes twice: tracking.experiment='\"12\"'"),
+        ("evaluation_reward.by_data_source.mine=exact", "evaluation_reward.by_data_source.mine: should be 'exact_match' or 'math_verify'"),
+        ("stages.RL-2={kind: rl}", "stages.RL-2: should match pattern"),
+        ("model.path=some/where", "model: set exactly one of architecture, path, gguf; set are: architecture, path"),
+        ("data.train_file=x.parquet", "data: chain_sum and train_file are both set; data=files takes chain_sum out"),
+        ("data=files", "data: no data; set train_file"),
+        ("data.sft_file=x.parquet", "data: sft_file would be ignored beside chain_sum"),
+        ("data.chain_sum.max_terms=1", "data.chain_sum.max_terms: should be greater than or equal to 2, is 1"),
+        ("data.chain_sum={min_terms: 5, max_terms: 4}", "data.chain_sum: max_terms (4) is below min_terms (5)"),
+        ("evaluation_reward.shuffle=true", "evaluation_reward.shuffle: an evaluation with shuffled scores measures nothing; set false"),
+        ("recipe=smollm2_sums", "recipe: given more than once"),
+        ("seed=${sed}", "Interpolation key 'sed' not found"),
+    ],
+)
+def test_a_mistake_is_named_with_what_to_do(override: str, expected: str) -> None:
+    assert problems(TINY, override)[0].startswith(expected)
+
+
+def test_an_unknown_recipe_is_told_together_with_what_the_overrides_get_wrong_by_themselves() -> None:
+    lines = problems("recipe=polaris_tny", "seed=-1", "sed=3", "resources=two_cpus", "stages.rl.steps=4", "algorithm@stages.rl.algorithm=dr_grpo")
+    assert lines[0].startswith("recipe: unknown recipe 'polaris_tny' (did you mean polaris_tiny?); there are: polaris_tiny, ")
+    assert [line.partition(":")[0] for line in lines[1:]] == ["resources", "seed", "sed"]
+    assert problems("seed=3")[0].startswith("recipe: not given; say recipe=NAME once; there are:")
+
+
+def test_all_problems_are_reported_at_once_rules_between_settings_included() -> None:
+    """Mutation: stop after the first validation, and the batch that cannot be divided is missing from the list."""
+    lines = problems(
+        TINY, "stages.rl.stepz=3", "stages.rl.steps=abc", "seed=-1", "resources=thre_cpu", "stages.rl.prompts_per_step=33", "evaluation.confidence=2"
+    )
+    keys = [line.partition(":")[0] for line in lines]
+    assert sorted(keys) == sorted(["resources", "stages.rl.stepz", "stages.rl.steps", "seed", "evaluation.confidence", "stages.rl.prompts_per_step"])
+
+
+def test_rules_that_rest_on_a_wrong_value_are_left_out() -> None:
+    """33 prompts do not fit on the default two ranks; but how many ranks there are to be is what is wrong."""
+    assert problems(TINY, "resources.ranks=many", "stages.rl.prompts_per_step=33") == ["resources.ranks: should be a valid integer, is 'many'"]
+
+
+def test_resolved_configuration_is_read_back_equal(tmp_path) -> None:
+    """The digest, unlike ==, sees the order of the stages too."""
+    path = tmp_path / "resolved.yaml"
+    for recipe in RECIPES:
+        config = compose([f"recipe={recipe}", "seed=7"])
+        write_resolved(config, path)
+        again = load_resolved(path)
+        assert again == config
+        assert again.digest() == config.digest()
+    assert [file.name for file in tmp_path.iterdir()] == ["resolved.yaml"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(suffix=st.text(st.characters(codec="utf-8", exclude_categories=("Cs",))), rate=st.floats(0, 1e300))
+def test_resolved_configuration_keeps_any_text_and_number(tmp_path_factory, suffix: str, rate: float) -> None:
+    dumped = BASE.model_dump()
+    dumped["data"]["prompt_suffix"] = suffix
+    dumped["stages"]["rl"]["training"]["optimizer"]["learning_rate"] = rate
+    config = RecipeConfig.model_validate(dumped)
+    path = tmp_path_factory.getbasetemp() / "resolved.yaml"
+    write_resolved(config, path)
+    assert load_resolved(path) == config
+
+
+BASE = compose([TINY])
+
+
+def test_a_resolved_file_that_was_spoiled_is_refused(tmp_path) -> None:
+    path = tmp_path / "resolved.yaml"
+    path.write_text("seed: [")
+    with pytest.raises(ConfigurationError, match="is not YAML"):
+        load_resolved(path)
+    path.write_text("seed: 3\n")
+    with pytest.raises(ConfigurationError, match="stages: has to be set"):
+        load_resolved(path)
+
+
+def test_composing_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    compose([TINY])
+    assert list(tmp_path.iterdir()) == []
+    assert not GlobalHydra.instance().is_initialized()
+
+
+def test_composing_in_threads() -> None:
+    """Hydra refuses a second thread by itself. Mutation: without the lock, some threads fail."""
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda seed=seed: found.append(compose([TINY, f"seed={seed}"]).seed)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [0, 1, 2, 3]
+
+
+def test_every_key_of_the_classes_can_be_named_in_an_override() -> None:
+    """Each key is given a value of no type that any setting has: the answer must be about the value, never that the key is unknown."""
+    for path in schema.paths(RecipeConfig):
+        stage = "sft" if path.startswith(("stages.NAME.rows", "stages.NAME.max_tokens")) else "rl"
+        key = path.replace("NAME", stage)
+        if path == "stages.NAME" or key.startswith("model.gguf."):
+            continue
+        lines = problems(TINY, f"{key}=[no]")
+        assert any(line.startswith((key, key.rpartition(".")[0])) and "unknown" not in line for line in lines), lines

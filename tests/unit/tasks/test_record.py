@@ -1,0 +1,191 @@
+"""The local record of a run."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from pydantic import ValidationError
+
+from engine.events import StageFinished, StageStarted, StepFinished
+from tasks import record, workspace
+from tasks.config import RecipeConfig
+from tasks.record import Lineage, ProcessIdentity, RunRecord, StageRecord
+
+CONFIG = {
+    "name": "tiny",
+    "description": "two steps",
+    "seed": 3,
+    "data": {"chain_sum": {}},
+    "model": {"architecture": {}},
+    "stages": {"sft": {"kind": "sft", "steps": 2, "training": {"optimizer": {"learning_rate": 1e-3}}}},
+}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ALMANAC_ROOT", str(tmp_path))
+    return tmp_path
+
+
+def make(run: str, **fields: object) -> RunRecord:
+    stage = StageRecord(name="rl", kind="rl", steps_planned=2)
+    return RunRecord(run=run, recipe="tiny", seed=0, lineage=Lineage(configuration_digest="c", seed=0), stages=[stage], **fields)
+
+
+def dead_process() -> ProcessIdentity:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        started = psutil.Process(child.pid).create_time()
+    return ProcessIdentity(pid=child.pid, started=started, host=ProcessIdentity.current().host)
+
+
+def test_what_is_written_is_loaded(root: Path) -> None:
+    written = make("tiny-20260101-000000")
+    written.stage("rl").interval = (0.25, 0.5)
+    record.write(written)
+    assert record.load("tiny-20260101-000000") == written
+
+
+def test_a_failed_write_leaves_the_old_record_and_nothing_else(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Mutation: write straight into record.json; the old record is then gone.
+    written = make("tiny-20260101-000000")
+    record.write(written)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    written.final_model = "never"
+    with pytest.raises(OSError, match=r"free disk space.*record\.json"):
+        record.write(written)
+    assert record.load("tiny-20260101-000000").final_model is None
+    assert [path.name for path in workspace.run_directory("tiny-20260101-000000").iterdir()] == ["record.json"]
+
+
+def test_an_unwritable_place_is_named(root: Path) -> None:
+    (root / ".work").write_text("a file where the directory should be")
+    with pytest.raises(OSError, match=r"cannot write the run's record.*\.work"):
+        record.write(make("tiny-20260101-000000"))
+
+
+def test_an_unknown_run_names_the_nearest(root: Path) -> None:
+    for second in ("01", "02"):
+        record.write(make(f"tiny-20260101-0000{second}"))
+    record.write(make("other-20260101-000003"))
+    with pytest.raises(ValueError, match=r"unknown run 'tiny-20260101-00000'; nearest: tiny-20260101-0000"):
+        record.load("tiny-20260101-00000")
+    with pytest.raises(ValueError, match=r"nearest: other-20260101-000003"):
+        record.load("nothing like it")
+
+
+def test_without_runs_the_error_says_how_to_make_one(root: Path) -> None:
+    for name in ("latest", "x", "../x"):
+        with pytest.raises(ValueError, match="almanac run recipe=NAME"):
+            record.load(name)
+
+
+def test_a_path_is_no_run_id(root: Path) -> None:
+    # Mutation: leave the check of the name out; the file outside is then read.
+    outside = root / ".work" / "record.json"
+    record.write(make("tiny-20260101-000000"))
+    outside.write_text(make("outside").model_dump_json())
+    with pytest.raises(ValueError, match="unknown run '..'"):
+        record.load("..")
+
+
+def test_latest_is_the_newest_of_all_recipes(root: Path) -> None:
+    # Mutation: sort by the whole name; `z` would win by its letter.
+    for run in ("z_recipe-20260101-235959", "a-b-20260102-000000", "a-b-20260102-000000-2", "m-20251231-000000"):
+        record.write(make(run))
+    assert record.latest().run == "a-b-20260102-000000-2"
+    assert record.run_ids()[-1] == "m-20251231-000000"
+
+
+def test_a_run_whose_process_is_dead_is_killed(root: Path) -> None:
+    # Mutation: compare the process id alone; the second record below then counts as running.
+    record.write(make("dead-20260101-000000", process=dead_process()))
+    mine = ProcessIdentity.current()
+    record.write(make("reused-20260101-000000", process=mine.model_copy(update={"started": mine.started - 3600})))
+    record.write(make("alive-20260101-000000"))
+    record.write(make("away-20260101-000000", process=dead_process().model_copy(update={"host": "another-machine"})))
+    statuses = {name: record.load(f"{name}-20260101-000000").status for name in ("dead", "reused", "alive", "away")}
+    assert statuses == {"dead": "killed", "reused": "killed", "alive": "running", "away": "running"}
+    # Showing it changes nothing.
+    assert json.loads(record.record_file("dead-20260101-000000").read_text())["status"] == "running"
+
+
+def test_a_finished_run_stays_finished(root: Path) -> None:
+    record.write(make("done-20260101-000000", status="finished", process=dead_process()))
+    assert record.load("done-20260101-000000").status == "finished"
+
+
+def test_a_broken_record_is_named(root: Path) -> None:
+    record.write(make("tiny-20260101-000000"))
+    record.record_file("tiny-20260101-000000").write_text('{"run": "tiny-20260101-000000"}')
+    with pytest.raises(ValueError, match=r"record\.json: not a run record this version can read: recipe"):
+        record.load("tiny-20260101-000000")
+
+
+def test_changes_are_checked() -> None:
+    with pytest.raises(ValidationError):
+        make("x").status = "perhaps"  # type: ignore[assignment]
+    with pytest.raises(ValidationError):
+        StageRecord(name="rl", kind="rl", steps_planned=2, acuracy=1)  # type: ignore[call-arg]
+
+
+def test_run_ids_differ_within_a_second(root: Path) -> None:
+    ids = []
+    for _ in range(3):
+        ids.append(record.new_run_id("tiny"))
+        record.write(make(ids[-1]))
+    assert len(set(ids)) == 3
+    assert all(run.startswith("tiny-2") for run in ids)
+
+
+def test_events_bring_a_stage_up_to_date() -> None:
+    # Two steps of 2 s and 6 s at 100 and 20 tokens/s: 200 + 120 tokens in 8 s are 40 tokens/s.
+    # Mutation: average the two rates; that gives 60.
+    run = make("x")
+    record.observe(run, StageStarted(stage="rl", kind="rl", steps=2))
+    assert run.stage("rl").status == "running"
+    for step, seconds, rate in ((1, 2.0, 100.0), (2, 6.0, 20.0)):
+        timing = {"timing/generate_seconds": seconds / 2, "timing/update_seconds": seconds / 4, "timing/step_seconds": seconds}
+        record.observe(run, StepFinished(stage="rl", step=step, metrics={"throughput/tokens_per_second": rate, **timing}))
+    stage = run.stage("rl")
+    assert (stage.steps, stage.seconds, stage.tokens_per_second) == (2, 8.0, 40.0)
+    assert stage.seconds_by_phase == {"generate": 4.0, "update": 2.0}
+    record.observe(run, StageFinished(stage="rl", steps=2, seconds=9.0))
+    assert (stage.status, stage.seconds) == ("finished", 9.0)
+
+
+def test_lineage_names_everything(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config = RecipeConfig.model_validate(CONFIG)
+    checkout = tmp_path / "checkout"
+    (checkout / "requirements").mkdir(parents=True)
+    for kind in ("cpu", "gpu"):
+        (checkout / "requirements" / f"{kind}.lock").write_text("torch")
+    monkeypatch.setattr(workspace, "checkout", lambda: checkout)
+    without_git = record.lineage(config, dataset_digests={"test": "d"}, base_model_digest="b")
+    assert (without_git.commit, without_git.uncommitted) == (None, None)
+    assert (without_git.configuration_digest, without_git.seed) == (config.digest(), 3)
+    assert (without_git.dataset_digests, without_git.base_model_digest) == ({"test": "d"}, "b")
+    assert without_git.lock_digest == hashlib.sha256(b"torch").hexdigest()
+    assert without_git.hardware["cores"] >= 1
+
+    git = ["git", "-C", str(checkout), "-c", "user.name=t", "-c", "user.email=t@t"]
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *arguments], check=True)
+    clean = record.lineage(config)
+    assert len(clean.commit or "") == 40
+    assert clean.uncommitted is False
+    (checkout / "new.py").write_text("")
+    assert record.lineage(config).uncommitted is True
+
+
+def test_no_git_at_all_is_no_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert record.lineage(RecipeConfig.model_validate(CONFIG)).commit is None
