@@ -125,7 +125,7 @@ class RolloutConfig(Settings):
     backend: Literal["vllm"] = "vllm"
     max_concurrent_samples: Positive = 128
     """Samples that one rank decodes side by side."""
-    kv_cache_gigabytes: Positive = 1
+    kv_cache_gigabytes: Annotated[float, Field(gt=0)] = 0.25
     """Key-value cache of one rank on a CPU. On GPUs `gpu_memory_fraction` decides."""
     gpu_memory_fraction: Fraction = 0.5
     """Share of a GPU's memory that the rollout engine takes for weights and cache."""

@@ -13,8 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from engine.events import EvaluationProgressed, Event, StageFinished, StageStarted, StepFinished
-from tasks.progress import PhaseFinished, PhaseStarted, evaluation_phase
+from engine.events import EvaluationProgressed, StageFinished, StageStarted, StepFinished
+from tasks.progress import Notice, PhaseFinished, PhaseStarted, Report, evaluation_phase
 
 KEY_METRICS = {"sft/loss": "loss {:.3f}", "reward/mean": "reward {:.3f}", "response/tokens_mean": "{:.1f} tokens"}
 """Metrics shown beside the bar, where a step has them."""
@@ -95,7 +95,7 @@ class Display:
         if self._console.is_terminal:
             self._live.stop()
 
-    def __call__(self, event: Event | PhaseStarted | PhaseFinished) -> None:
+    def show(self, event: Report) -> None:
         """Shows what an event says; one that says nothing about progress is left out."""
         with self._lock:
             match event:
@@ -114,6 +114,9 @@ class Display:
                     self._finish(self._lines[phase], result)
                 case StageFinished(stage=phase):
                     self._finish(self._lines[phase], None)
+                case Notice(text=text):
+                    # Above the picture, where it stays.
+                    self._console.print(Text(text, "yellow"))
 
     def picture(self) -> RenderableType:
         """The whole display as it is now."""

@@ -12,7 +12,7 @@ from tasks import schema
 from tasks.config import ConfigurationError, Problem, RecipeConfig
 
 # What a configuration without its recipe has to lack.
-_INCOMPLETE = {"missing", "union_tag_not_found", "value_error"}
+_INCOMPLETE = {"missing", "too_short", "union_tag_not_found", "value_error"}
 
 
 def check(data: Any, fallback: Mapping[str, Any], *, complete: bool = True) -> tuple[RecipeConfig | None, list[Problem]]:
@@ -64,7 +64,7 @@ def _problem(item: ErrorDetails, keys: schema.Keys, holder: Any, fallback: Mappi
             return Problem(key, f"has to be set: {schema.type_name(schema.child(holder, name))}")
         case "union_tag_not_found":
             stages = fallback.get("stages") or {}
-            return Problem(key, f"this recipe has no such stage{did_you_mean(name, stages)}; a new one needs {key}.kind=sft or rl")
+            return Problem(key, f"the recipe has no such stage{did_you_mean(name, stages)}; it has: {', '.join(stages)}; a new one needs a kind")
         case "union_tag_invalid":
             return Problem(f"{key}.kind", f"is {given['kind']!r}; a stage is of kind sft or rl")
         case "value_error":

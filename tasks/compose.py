@@ -25,7 +25,6 @@ from tasks.workspace import conf_directory
 
 # Hydra has one global state, which two threads cannot share.
 _one_at_a_time = threading.Lock()
-_UNREADABLE = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 
 def compose(overrides: Sequence[str]) -> RecipeConfig:
@@ -41,20 +40,25 @@ def compose(overrides: Sequence[str]) -> RecipeConfig:
     problems += more
     # With no recipe, what the overrides get wrong by themselves is reported all the same.
     chosen = f"recipe={recipe}" if recipe else "~recipe"
-    with _one_at_a_time:
-        try:
-            base = _hydra([chosen])
-            usable, more = _translate(parsed, base, complete=recipe is not None)
-            problems += more
-            data = _plain(_hydra([chosen, *usable]))
-        except _UNREADABLE as error:
-            raise ConfigurationError([*problems, Problem("", _one_line(error))]) from error
+    try:
+        config = base = _hydra([chosen])
+        swaps, more = _swaps(parsed, base, complete=recipe is not None)
+        problems += more
+        if swaps:
+            config = _hydra([chosen, *swaps])
+        config = config.copy()
+        problems += _set(config, parsed, complete=recipe is not None)
+        data = _plain(config)
+    except OmegaConfBaseException as error:
+        raise ConfigurationError([*problems, Problem(error.full_key or "", str(error).splitlines()[0])]) from error
+    except (HydraException, yaml.YAMLError) as error:
+        raise ConfigurationError([*problems, Problem("", " ".join(str(error).split()))]) from error
     if recipe:
         data["stages"] = _in_written_order(data.get("stages"), recipe)
-    config, more = check(data, fallback=_plain(base, resolve=False), complete=recipe is not None)
-    if problems or config is None:
+    checked, more = check(data, fallback=_plain(base, resolve=False), complete=recipe is not None)
+    if problems or checked is None:
         raise ConfigurationError([*problems, *more])
-    return config
+    return checked
 
 
 def choices(group: str) -> dict[str, str]:
@@ -74,7 +78,7 @@ def load_resolved(path: Path) -> RecipeConfig:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ConfigurationError([Problem("", f"{path} is not YAML: {_one_line(error)}")]) from error
+        raise ConfigurationError([Problem("", f"{path} is not YAML: {' '.join(str(error).split())}")]) from error
     config, problems = check(data, fallback={})
     if config is None:
         raise ConfigurationError([Problem(problem.key, f"{problem.text} (in {path})") for problem in problems])
@@ -108,32 +112,53 @@ def _recipe(parsed: Iterable[Override]) -> tuple[str | None, list[Problem]]:
     return given[0], []
 
 
-def _translate(parsed: Iterable[Override], base: DictConfig, *, complete: bool) -> tuple[list[str], list[Problem]]:
-    """Overrides as Hydra takes them with its own check of keys off, since ours knows the classes and Hydra only the files."""
+def _swaps(parsed: Iterable[Override], base: DictConfig, *, complete: bool) -> tuple[list[str], list[Problem]]:
+    """Those overrides that swap the file of a group, for Hydra."""
     usable: list[str] = []
     problems: list[Problem] = []
-    groups = sorted(path.name for path in conf_directory().iterdir() if path.is_dir())
+    groups = _groups()
     for override in parsed:
-        key = override.key_or_group
-        if key == "recipe":
+        if not _is_swap(override) or override.key_or_group == "recipe":
             continue
-        if override.package is not None or "/" in key or (key in groups and not isinstance(override.value(), dict)):
-            line = _group(override, groups, dict(base.hydra.runtime.choices))
-            if not complete and override.package is not None and not isinstance(line, Problem):
-                # It is right by itself; what it interpolates may be what only the recipe has.
-                continue
-        elif key.split(".")[0] == "hydra":
-            line = Problem(key, "Hydra only composes here; its own settings have no effect. Take it out")
-        elif override.is_delete():
-            there = OmegaConf.select(base, key, throw_on_missing=False) is not None
-            line = override.input_line if there or not complete else Problem(key, "cannot be taken out: the recipe does not set it")
-        else:
-            line = f"++{key}={str(override.input_line).partition('=')[2]}"
+        line = _group(override, groups, dict(base.hydra.runtime.choices))
         if isinstance(line, Problem):
             problems.append(line)
-        else:
+        elif complete or override.package is None:
+            # Without its recipe, a file for a stage would interpolate what is not there.
             usable.append(line)
     return usable, problems
+
+
+def _set(config: DictConfig, parsed: Iterable[Override], *, complete: bool) -> list[Problem]:
+    """Applies the other overrides to `config`. Any key goes, as in Hydra's `++key=value`: `check` knows the classes, Hydra only the files."""
+    problems = []
+    for override in parsed:
+        key = override.key_or_group
+        if _is_swap(override):
+            continue
+        if key.split(".")[0] == "hydra":
+            problems.append(Problem(key, "Hydra only composes here; its own settings have no effect. Take it out"))
+        elif override.is_delete():
+            above, _, last = key.rpartition(".")
+            holder = OmegaConf.select(config, above) if above else config
+            if isinstance(holder, DictConfig) and last in holder:
+                with open_dict(config):
+                    del holder[last]
+            elif complete:
+                problems.append(Problem(key, "cannot be taken out: the recipe does not set it"))
+        else:
+            value = override.value()
+            OmegaConf.update(config, key, value, merge=isinstance(value, dict), force_add=True)
+    return problems
+
+
+def _groups() -> list[str]:
+    return sorted(path.name for path in conf_directory().iterdir() if path.is_dir())
+
+
+def _is_swap(override: Override) -> bool:
+    key = override.key_or_group
+    return override.package is not None or "/" in key or (key in _groups() and not isinstance(override.value(), dict))
 
 
 def _group(override: Override, groups: list[str], chosen: dict[str, Any]) -> str | Problem:
@@ -158,10 +183,11 @@ def _group(override: Override, groups: list[str], chosen: dict[str, Any]) -> str
 
 
 def _hydra(overrides: list[str]) -> DictConfig:
-    # A caller, such as a notebook, may have a Hydra of its own.
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(conf_directory()), version_base="1.3", job_name="almanac"):
-        return hydra_compose("config", overrides, return_hydra_config=True)
+    with _one_at_a_time:
+        # A caller, such as a notebook, may have a Hydra of its own.
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(conf_directory()), version_base="1.3", job_name="almanac"):
+            return hydra_compose("config", overrides, return_hydra_config=True)
 
 
 def _plain(config: DictConfig, *, resolve: bool = True) -> dict[str, Any]:
@@ -184,7 +210,3 @@ def _first_comment(path: Path) -> str:
     lines = (line[1:].strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
     # "# @package _global_" speaks to Hydra.
     return next((line for line in lines if not line.startswith("@")), "")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from engine.events import Event
 from tasks.config import RecipeConfig
 
-PREPARE_DATA = "prepare data"
 CREATE_MODEL = "create model"
+PREPARE_DATA = "prepare data"
 START_ENGINE = "start engine"
-FINISH = "plots and records"
+FINISH = "plots, records"
 
 BASE = "base"
 """Label of the evaluation of the weights that a recipe starts from; every other evaluation has the name of the stage before it."""
@@ -31,7 +31,15 @@ class PhaseFinished:
     """What came out, in a few words."""
 
 
-Listener = Callable[[Event | PhaseStarted | PhaseFinished], None]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """Something that the person at the terminal should know, though the run goes on."""
+
+    text: str
+
+
+Report = Event | PhaseStarted | PhaseFinished | Notice
+Listener = Callable[[Report], None]
 
 
 def evaluation_phase(label: str) -> str:
@@ -41,7 +49,7 @@ def evaluation_phase(label: str) -> str:
 
 def planned_phases(config: RecipeConfig) -> list[str]:
     """All phases of a recipe, in order; a training stage is a phase with the stage's name."""
-    phases = [PREPARE_DATA, CREATE_MODEL, START_ENGINE, evaluation_phase(BASE)]
+    phases = [CREATE_MODEL, PREPARE_DATA, START_ENGINE, evaluation_phase(BASE)]
     for stage in config.stages:
         phases += [stage, evaluation_phase(stage)]
     return [*phases, FINISH]

@@ -1,5 +1,7 @@
 """The run's records: every event goes to a local file first, and from there to MLflow, at once or when MLflow is back."""
 
+from __future__ import annotations
+
 import logging
 import os
 import threading
@@ -7,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mlflow.exceptions import MlflowException
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
@@ -15,7 +17,6 @@ from requests import RequestException
 from sqlalchemy.exc import SQLAlchemyError
 
 from engine.events import Event, SamplesGenerated, StageFinished, StepFinished
-from engine.trainer.evaluation import Evaluation
 from tasks import journal, plots, show, workspace
 from tasks.accuracy import Accuracy, accuracy
 from tasks.config import RecipeConfig
@@ -23,6 +24,9 @@ from tasks.journal import DatasetUsed, EvaluationFinished, FigureDrawn, LoggedEv
 from tasks.mlflow_writer import MLflowWriter
 from tasks.record import RunRecord
 from tasks.tracker_location import check_writable, experiment_name, tracking_uri
+
+if TYPE_CHECKING:  # it imports torch
+    from engine.trainer.evaluation import Evaluation
 
 logger = logging.getLogger(__name__)
 

@@ -78,7 +78,6 @@ class VLLMBackend:
     """One vLLM engine for this rank, tensor parallel 1, on the rank's own device."""
 
     def __init__(self, model_directory: Path, config: RolloutConfig, dtype: torch.dtype, max_context_tokens: int, stop_token: int) -> None:
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(config.kv_cache_gigabytes)
         self._stop_token = stop_token
         self._engine = LLM(
             model=str(model_directory),
@@ -86,7 +85,7 @@ class VLLMBackend:
             dtype=str(dtype).removeprefix("torch."),
             max_model_len=max_context_tokens,
             max_num_seqs=config.max_concurrent_samples,
-            gpu_memory_utilization=config.gpu_memory_fraction,
+            **_memory(config),
             enforce_eager=True,
             enable_prefix_caching=True,
             # Ranks of the trainer's process group, each an engine of its own.
@@ -133,6 +132,13 @@ class VLLMBackend:
             seed=request.seed,
             **common,
         )
+
+
+def _memory(config: RolloutConfig) -> dict[str, float]:
+    """What bounds the engine's memory: a share of the GPU, or so many bytes of cache on a CPU."""
+    if torch.cuda.is_available():
+        return {"gpu_memory_utilization": config.gpu_memory_fraction}
+    return {"kv_cache_memory_bytes": int(config.kv_cache_gigabytes * 2**30)}
 
 
 def _response(output: Any) -> Response:

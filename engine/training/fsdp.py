@@ -31,7 +31,7 @@ class FSDPBackend:
         precision = MixedPrecisionPolicy(param_dtype=None if dtype is torch.float32 else dtype, reduce_dtype=torch.float32)
         for layer in self.model.model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=precision)
-        fully_shard(self.model, mesh=mesh, mp_policy=precision)
+        self._sharded: FSDPModule = fully_shard(self.model, mesh=mesh, mp_policy=precision)
         self.model.train()
         self._optimizer: torch.optim.AdamW | None = None
 
@@ -65,12 +65,11 @@ class FSDPBackend:
             raise RuntimeError("reset_optimizer must be called before the first optimizer step of a stage")
         config = self._optimizer_config
         self._optimizer.zero_grad(set_to_none=True)
-        assert isinstance(self.model, FSDPModule)
         for position, micro_batch in enumerate(micro_batches):
             # Gradients are reduced over the ranks once, after the last backward.
-            self.model.set_requires_gradient_sync(position == len(micro_batches) - 1)
+            self._sharded.set_requires_gradient_sync(position == len(micro_batches) - 1)
             # FSDP averages over the ranks; losses carry global denominators and must be summed.
-            (loss(micro_batch) * self._mesh.size()).backward()
+            torch.autograd.backward(loss(micro_batch) * self._mesh.size())
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_gradient_norm)
         gradient_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         rate = learning_rate(config, self._steps_done, self._total_steps)
@@ -90,8 +89,7 @@ class FSDPBackend:
 
     def full_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         """See `TrainingBackend`. Tensors are cast before they go over the wire; a tied output head is not given a second time."""
-        assert isinstance(self.model, FSDPModule)
-        self.model.reshard()  # after a forward the root's own parameters stay whole, as plain tensors
+        self._sharded.reshard()  # after a forward the root's own parameters stay whole, as plain tensors
         for name, parameter in self.model.named_parameters():
             shard = parameter.detach().to(dtype)
             yield name, shard.full_tensor() if isinstance(shard, DTensor) else shard

@@ -36,9 +36,10 @@ def test_scale_batch() -> None:
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_groups_without_signal_get_exactly_zero(scale: str) -> None:
-    # The float32 mean of three times 0.1 is not 0.1; the rest divided by 1e-6 would be an advantage of 0.007.
-    # Mutation: leave out `informative`.
-    values = run([0.1, 0.1, 0.1, 0.7, 1.0, 0.0], [3, 3, 3, 9, 4, 4], scale)
+    # The float64 mean of three times 0.1 is not 0.1, and the rest is not 0.
+    # Mutation: leave out `informative` (float32 alone would not show it: its sums are exact in float64).
+    rewards, group = torch.tensor([0.1, 0.1, 0.1, 0.7, 1.0, 0.0], dtype=torch.float64), torch.tensor([3, 3, 3, 9, 4, 4])
+    values = grpo(rewards, group, scale, torch.ones(6, dtype=torch.bool))
     assert values[:4].tolist() == [0.0] * 4
     assert values[4] == -values[5] != 0
 
@@ -110,8 +111,9 @@ def test_unknown_scale() -> None:
 
 
 def test_groups_without_signal_are_counted() -> None:
-    # Groups: 0 informative; 1 constant; 2 of one; 3 has no valid sample; 4 has one left.
-    rewards = torch.tensor([1.0, 0, 1, 1, 0.5, 0, 1, 1, 0])
-    group = torch.tensor([0, 0, 1, 1, 2, 3, 3, 4, 4])
-    valid = torch.tensor([True, True, True, True, True, False, False, True, False])
-    assert group_statistics(rewards, group, valid).result() == {"data/zero_signal_groups": 4.0, "data/single_sample_groups": 3.0}
+    # Groups: 0 informative; 1 constant; 2 of one; 3 has no valid sample; 4 has one left; 5 is constant but for one
+    # that is not valid. Mutation: take the largest or the smallest reward over all samples.
+    rewards = torch.tensor([1.0, 0, 1, 1, 0.5, 0, 1, 1, 0, -1, -1, 0])
+    group = torch.tensor([0, 0, 1, 1, 2, 3, 3, 4, 4, 5, 5, 5])
+    valid = torch.tensor([True, True, True, True, True, False, False, True, False, True, True, False])
+    assert group_statistics(rewards, group, valid).result() == {"data/zero_signal_groups": 5.0, "data/single_sample_groups": 3.0}

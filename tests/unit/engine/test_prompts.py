@@ -1,7 +1,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.prompts import Prompt, PromptSampler, content_hash, sample_seed
@@ -18,6 +18,7 @@ def sizes(draw: st.DrawFn) -> tuple[int, int]:
 
 
 # Mutation: `missing` always 0 (steps cut short at an epoch's end), or a permutation drawn with replacement.
+@settings(deadline=None)
 @given(sizes(), st.integers(0, 2**31 - 1))
 def test_every_prompt_is_visited_once_in_each_epoch(size: tuple[int, int], seed: int) -> None:
     count, per_step = size
@@ -29,6 +30,7 @@ def test_every_prompt_is_visited_once_in_each_epoch(size: tuple[int, int], seed:
 
 
 # Mutation: `_order` returns `self._permutation(epoch)`: a step across two epochs may then take a prompt twice, and sample ids collide.
+@settings(deadline=None)
 @given(sizes(), st.integers(0, 2**31 - 1), st.integers(1, 200))
 def test_a_step_holds_no_prompt_twice(size: tuple[int, int], seed: int, k: int) -> None:
     count, per_step = size
@@ -38,6 +40,7 @@ def test_a_step_holds_no_prompt_twice(size: tuple[int, int], seed: int, k: int) 
 
 
 # Mutation: keep a generator in the sampler and draw from it.
+@settings(deadline=None)
 @given(sizes(), st.integers(0, 2**31 - 1), st.lists(st.integers(1, 60), min_size=1, max_size=5))
 def test_a_step_is_a_function_of_seed_and_number(size: tuple[int, int], seed: int, steps: list[int]) -> None:
     count, per_step = size
@@ -87,6 +90,7 @@ def test_hash_of_a_chat_never_changes() -> None:
 
 
 # Mutation: leave any argument out of the key, or add the sample number modulo something small.
+@settings(deadline=None)
 @given(st.integers(0, 2**31 - 1), st.integers(1, 10_000))
 def test_samples_of_a_group_have_different_seeds(run_seed: int, step: int) -> None:
     seeds = [sample_seed(run_seed, "rl", step, "0123456789abcdef", k) for k in range(64)]

@@ -2,7 +2,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -29,6 +29,7 @@ def masked_text(tokenizer: PreTrainedTokenizerFast, chat: list[dict[str, str]]) 
 
 
 # Mutation: leave out the Fuse decoder (spaces between characters), or clean_up_tokenization_spaces=True.
+@settings(deadline=None)
 @given(printable)
 def test_printable_text_comes_back(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
@@ -71,6 +72,7 @@ def test_the_mask_holds_the_assistants_text_and_its_end(tokenizer: PreTrainedTok
     assert masked_text(tokenizer, SYSTEM) == "<think>7</think>\\boxed{7}<|im_end|>\\boxed{5}<|im_end|>"
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(printable, printable), min_size=1, max_size=3))
 def test_markers_and_prefixes_agree(turns: list[tuple[str, str]]) -> None:
     # A character that is text in one rendering must not complete a token of the template in another.
@@ -79,6 +81,7 @@ def test_markers_and_prefixes_agree(turns: list[tuple[str, str]]) -> None:
 
 
 # Mutation: render prompts without add_generation_prompt.
+@settings(deadline=None)
 @given(printable, printable)
 def test_a_prompt_is_a_prefix_of_its_conversation(question: str, answer: str) -> None:
     chat = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]

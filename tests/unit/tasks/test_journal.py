@@ -50,7 +50,7 @@ def test_any_metric_comes_back(value: float, name: str, tmp_path_factory: pytest
     journal.append(path, StepFinished(stage="rl", step=1, metrics={name: value}), 0)
     [event] = journal.read_events(path)
     assert isinstance(event, StepFinished)
-    assert event.metrics[name] == value or math.isnan(event.metrics[name]) and math.isnan(value)
+    assert event.metrics[name] == value or (math.isnan(event.metrics[name]) and math.isnan(value))
 
 
 def test_reading_goes_on_where_it_ended(tmp_path: Path) -> None:

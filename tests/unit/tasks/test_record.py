@@ -93,7 +93,7 @@ def test_a_path_is_no_run_id(root: Path) -> None:
     outside = root / ".work" / "record.json"
     record.write(make("tiny-20260101-000000"))
     outside.write_text(make("outside").model_dump_json())
-    with pytest.raises(ValueError, match="unknown run '..'"):
+    with pytest.raises(ValueError, match=r"unknown run '\.\.'"):
         record.load("..")
 
 

@@ -1,0 +1,56 @@
+# `make run` sets everything up and runs the main job; `make test` sets everything up and passes the tests.
+
+# Which lock to install: gpu where an NVIDIA driver answers, else cpu. `make DEVICE=cpu ...` decides otherwise.
+DEVICE ?= $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready-$(DEVICE)
+RECIPE ?= polaris_tiny
+
+.PHONY: help setup run test test-unit test-engine test-flows lint type format docs bench lock clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(READY)  ## make .venv with the locked packages
+
+$(READY): requirements/$(DEVICE).lock requirements/setup.sh pyproject.toml
+	bash requirements/setup.sh $(DEVICE) $(VENV)
+	touch $@
+
+run: $(READY)  ## run the main job (RECIPE=name for another recipe)
+	$(BIN)/almanac run recipe=$(RECIPE)
+
+test: test-unit test-engine test-flows  ## all tests
+
+test-unit: $(READY)  ## pure functions, under 90 s
+	$(BIN)/pytest tests/unit
+
+test-engine: $(READY)  ## Ray, FSDP2 and vLLM on tiny models
+	$(BIN)/pytest tests/engine
+
+test-flows: $(READY)  ## Prefect, MLflow and the whole recipe, small; and what kills it
+	$(BIN)/pytest tests/flows tests/faults
+
+lint: $(READY)  ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: $(READY)  ## mypy, strict
+	$(BIN)/mypy
+
+format: $(READY)  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(READY)  ## write docs/configuration.md anew from the configuration classes
+	$(BIN)/python -m tasks.reference_page
+
+bench: $(READY)  ## three seeds and two control arms of the main job, about forty minutes
+	$(BIN)/python bench/learning.py
+
+lock:  ## resolve the dependencies anew
+	bash requirements/lock.sh
+
+clean:  ## remove what runs have left; data sets, models and MLflow records included
+	rm -rf .work mlflow.db* mlruns/[0-9]* data/*/

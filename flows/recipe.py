@@ -1,0 +1,32 @@
+"""A recipe, stage by stage."""
+
+from prefect import flow
+
+from flows.data import data
+from flows.evaluation import evaluation
+from flows.rl import rl
+from flows.sft import sft
+from tasks import stages
+from tasks.config import RecipeConfig
+from tasks.context import open_run
+from tasks.progress import BASE, Listener
+
+STAGES = {"sft": sft, "rl": rl}
+
+
+@flow(name="recipe", flow_run_name="{run}", validate_parameters=False)
+def recipe(config: RecipeConfig, run: str, listener: Listener) -> None:
+    """All stages in the order written. One evaluation between two stages is the end of one and the beginning of the other.
+
+    Args:
+        config: resolved.
+        run: id that no run has yet.
+        listener: is told about progress.
+    """
+    with open_run(config, run, listener) as context:
+        data(context)
+        with stages.engine(context):
+            evaluation(context, BASE)
+            for name, stage in config.stages.items():
+                STAGES[stage.kind](context, name)
+                evaluation(context, name)

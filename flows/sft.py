@@ -1,0 +1,17 @@
+"""Supervised fine-tuning."""
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+
+from tasks import stages
+from tasks.context import RunContext
+
+train = task(name="train by SFT", cache_policy=NO_CACHE)(stages.train)
+export = task(name="export", cache_policy=NO_CACHE)(stages.export)
+
+
+@flow(name="sft", flow_run_name="{context.run}-{stage}", validate_parameters=False)
+def sft(context: RunContext, stage: str) -> None:
+    """One stage of kind sft."""
+    train(context, stage)
+    export(context, stage)

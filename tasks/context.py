@@ -1,0 +1,164 @@
+"""What the parts of one run share, and the frame around it: whatever happens, record and tracker end in a state that says so."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine.control.deadline import WorkerError
+from engine.events import Event, StageFinished, StageStarted, StepFinished
+from engine.prompts import Prompt
+from engine.trainer.evaluation import Evaluation
+from engine.trainer.session import Session
+from tasks import record as records
+from tasks import workspace
+from tasks.accuracy import Accuracy
+from tasks.config import RecipeConfig
+from tasks.data import PreparedData
+from tasks.progress import FINISH, Listener, Notice, PhaseFinished, PhaseStarted
+from tasks.record import RunRecord, StageRecord
+from tasks.tracking import Tracker
+
+logger = logging.getLogger(__name__)
+
+SECONDS_BETWEEN_WRITES = 2.0
+"""Steps may be short, and every write of the record waits for the disk."""
+
+
+class RunContext:
+    """One run: its configuration, its record and tracker, and what the stage functions leave for each other.
+
+    No dataclass, and with slots: Prefect walks through the fields of flow parameters that it can open, and these hold all the data.
+    """
+
+    __slots__ = ("_written", "accuracy", "config", "data", "evaluation", "listener", "model_directory", "record", "session", "test", "tracker")
+
+    data: PreparedData
+    """Set by `prepare_data`, like `test`."""
+    test: list[Prompt]
+    model_directory: Path
+    """Set by `create_model`."""
+    session: Session
+    """Set while the engine is open."""
+    evaluation: Evaluation
+    """The newest one, with its summary in `accuracy`: after one stage and before the next."""
+    accuracy: Accuracy
+
+    def __init__(self, config: RecipeConfig, record: RunRecord, tracker: Tracker, listener: Listener) -> None:
+        self.config, self.record, self.tracker, self.listener = config, record, tracker, listener
+        self._written = 0.0
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return self.record.run
+
+    @property
+    def directory(self) -> Path:
+        """The run's directory."""
+        return workspace.run_directory(self.run)
+
+    def emit(self, event: Event) -> None:
+        """Handed to the engine: what happened goes to the tracker, into the record, and to whoever watches, in this order."""
+        self.tracker.emit(event)
+        match event:
+            case StageStarted(stage=stage):
+                self.record.stage(stage).status = "running"
+                self.save()
+            case StepFinished(stage=stage):
+                add_step(self.record.stage(stage), event)
+                if time.monotonic() - self._written > SECONDS_BETWEEN_WRITES:
+                    self.save()
+            case StageFinished(stage=stage, seconds=seconds):
+                self.record.stage(stage).seconds = seconds
+                self.save()
+        self.listener(event)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[list[str]]:
+        """Tells whoever watches that a part of the run begins and ends. What the body appends to the list is told as its result."""
+        result: list[str] = []
+        self.listener(PhaseStarted(phase=name))
+        yield result
+        self.listener(PhaseFinished(phase=name, result=", ".join(result)))
+
+    def save(self) -> None:
+        """Writes the record as it is now."""
+        records.write(self.record)
+        self._written = time.monotonic()
+
+
+@contextmanager
+def open_run(config: RecipeConfig, run: str, listener: Listener) -> Iterator[RunContext]:
+    """Record and tracker of a new run. They end as finished when the block ends, as failed when it raises.
+
+    Raises:
+        OSError: the run's directory, or MLflow's local files, cannot be written.
+    """
+    record = RunRecord(
+        run=run,
+        recipe=config.name,
+        seed=config.seed,
+        stages=[StageRecord(name=name, kind=stage.kind, steps_planned=stage.steps) for name, stage in config.stages.items()],
+        lineage=records.lineage(config),
+        log_file=str(workspace.run_directory(run) / "almanac.log"),
+    )
+    records.write(record)
+    try:
+        with Tracker(config, record) as tracker:
+            context = RunContext(config, record, tracker, listener)
+            if tracker.complaint is not None:
+                listener(Notice(text=tracker.complaint))
+            context.save()
+            yield context
+            # Leaving the tracker draws the plots and closes MLflow's runs.
+            listener(PhaseStarted(phase=FINISH))
+            record.finished = records.now()
+        listener(PhaseFinished(phase=FINISH))
+        record.status = "finished"
+        records.write(record)
+    except BaseException as error:
+        _mark_failed(record, error)
+        raise
+
+
+def _mark_failed(record: RunRecord, error: BaseException) -> None:
+    record.status, record.error, record.finished = "failed", reason(error), records.now()
+    for stage in record.stages:
+        if stage.status == "running":
+            stage.status = "failed"
+    try:
+        records.write(record)
+    except OSError:
+        # The error that ended the run is the one to report; a record that says running while its process is gone reads as killed.
+        logger.exception("the record could not be marked as failed")
+
+
+def reason(error: BaseException) -> str:
+    """Why a run ended, as its record says it and a person reads it."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, SystemExit):
+        return "terminated"
+    text = str(error).strip()
+    if isinstance(error, WorkerError):
+        # In between stands the worker's traceback; who it was is said first, and what went wrong last.
+        first, *rest = text.splitlines()
+        text = f"{first} {rest[-1]}" if rest else first
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def add_step(stage: StageRecord, event: StepFinished) -> None:
+    """Counts a step, and adds its seconds by phase and its tokens."""
+    timings = {name.removeprefix("timing/").removesuffix("_seconds"): v for name, v in event.metrics.items() if name.startswith("timing/")}
+    whole = timings.pop("step", sum(timings.values()))
+    timings["other"] = max(0.0, whole - sum(timings.values()))
+    seconds_before = sum(stage.seconds_by_phase.values())
+    tokens = (stage.tokens_per_second or 0.0) * seconds_before + event.metrics.get("throughput/tokens_per_second", 0.0) * whole
+    phases = dict(stage.seconds_by_phase)
+    for phase, seconds in timings.items():
+        phases[phase] = phases.get(phase, 0.0) + seconds
+    stage.steps, stage.seconds_by_phase = event.step, phases
+    total = sum(phases.values())
+    stage.tokens_per_second = tokens / total if total else None

@@ -1,0 +1,212 @@
+"""The parts of a recipe, one function each: plain calls that a flow or any other runner puts in order.
+
+`create_model`, `prepare_data`, then inside `engine`: `evaluate` the first weights, and for each stage `train`, `export`, `evaluate`.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from engine import model
+from engine.config import RLStageConfig
+from engine.hardware import resolve_device, resolve_dtype
+from engine.prompts import Prompt
+from engine.tokenizer import render_prompt
+from engine.trainer import evaluation
+from engine.trainer.session import Session
+from engine.trainer.sft import train_sft
+from engine.trainer.sync import SyncTrainer
+from tasks import data, workspace
+from tasks.accuracy import Accuracy, accuracy, record_gain
+from tasks.config import RecipeConfig
+from tasks.context import RunContext
+from tasks.data import PreparedData
+from tasks.progress import (
+    BASE,
+    CREATE_MODEL,
+    PREPARE_DATA,
+    START_ENGINE,
+    Listener,
+    Notice,
+    PhaseFinished,
+    PhaseStarted,
+    evaluation_phase,
+)
+from tasks.schemas import DataError
+
+EVALUATION = "evaluation"
+"""Who reads the test split, as the tracker knows it."""
+MODEL = "model"
+"""Label of the evaluation of a model that no run is about."""
+
+
+def create_model(context: RunContext) -> None:
+    """The weights that the recipe starts from, made once and kept under `.work/models`.
+
+    Raises:
+        ValueError: the model cannot be made; names the key.
+    """
+    config = context.config
+    with context.phase(CREATE_MODEL):
+        key = model.model_digest_key(config.model, config.seed)
+        context.model_directory = model.create(config.model, config.seed, workspace.models_directory() / key)
+        context.record.lineage.base_model_digest = model.directory_digest(context.model_directory)
+        context.save()
+
+
+def prepare_data(context: RunContext) -> None:
+    """Splits, checked and written as parquet; the test prompts in memory.
+
+    Raises:
+        DataError: a file cannot be used; names file, row and column.
+    """
+    config = context.config
+    with context.phase(PREPARE_DATA) as result:
+        context.data = prepared(config, context.model_directory)
+        context.test = data.load_prompts(context.data.path("test"))
+        context.record.lineage.dataset_digests = context.data.digests
+        context.save()
+        for split, rows in context.data.rows.items():
+            used_by = [EVALUATION] if split == "test" else _stages_that_read(config, split)
+            training = split in ("sft", "train")
+            kind = "training" if training else split
+            source = str(context.data.path(split))
+            context.tracker.log_dataset(f"{config.name}/{split}", context.data.digests[split], rows, kind, source, used_by)
+        for split, counts in context.data.dropped.items():
+            if counts.get("too_long"):
+                limit = config.max_evaluation_prompt_tokens()
+                text = f"{split}: {counts['too_long']} prompts have more than {limit} tokens (max_prompt_tokens) and are left out"
+                context.listener(Notice(text=text))
+        result.append(f"{context.data.rows['train']} prompts")
+        result.append(f"{context.data.rows['test']} to test")
+
+
+@contextmanager
+def engine(context: RunContext) -> Iterator[None]:
+    """Ray and the hybrid actors, there for all stages inside the block.
+
+    Raises:
+        ResourceError: Ray lacks devices; names the resource.
+        WorkerError: a worker failed; names it.
+    """
+    with ExitStack() as stack:
+        with context.phase(START_ENGINE) as result:
+            opening = Session.open(context.config.engine(), context.model_directory, context.directory / "workers")
+            context.session = stack.enter_context(opening)
+            result.append(devices(context.config))
+        yield
+
+
+def evaluate(context: RunContext, label: str) -> None:
+    """Accuracy of the policy on the test prompts: of `base`, or after the stage with this name, whose gain it then is."""
+    config = context.config
+    before = None if label == BASE else context.evaluation
+    with context.phase(evaluation_phase(label)) as result:
+        found = evaluation.evaluate(context.session, label, config.evaluation, config.evaluation_reward, context.test, config.seed, context.emit)
+        context.accuracy = context.tracker.log_evaluation(found, stage=None if before is None else label)
+        if before is not None:
+            record_gain(context.record.stage(label), before, found, config.evaluation, config.seed)
+        context.evaluation = found
+        context.save()
+        result.append(described(context.accuracy))
+
+
+def train(context: RunContext, name: str) -> None:
+    """All steps of a stage, from the weights that the engine holds."""
+    stage, entry, seed = context.config.stages[name], context.record.stage(name), context.config.seed
+    before = context.accuracy
+    entry.accuracy_before, entry.interval_before = before.average.mean, (before.average.low, before.average.high)
+    entry.greedy_before = before.greedy.mean
+    context.save()
+    if stage.kind == "sft":
+        train_sft(context.session, name, stage, data.load_conversations(context.data.path("sft")), seed, context.emit)
+    else:
+        SyncTrainer(context.session, name, stage, _prompts(context, name, stage), seed, context.emit).run()
+
+
+def export(context: RunContext, name: str) -> None:
+    """A stage's weights as an ordinary Hugging Face directory, in the record and in the tracker; the newest is the run's final model."""
+    entry = context.record.stage(name)
+    directory = context.session.export(context.directory / "stages" / name / "model")
+    entry.model = context.record.final_model = str(directory)
+    entry.status = "finished"
+    context.save()
+    context.tracker.log_model(name, entry.steps, directory)
+
+
+def evaluate_model(config: RecipeConfig, directory: Path, log_directory: Path, listener: Listener) -> Accuracy:
+    """Accuracy of a Hugging Face model directory on a recipe's test prompts, without a run: nothing is recorded.
+
+    Raises:
+        DataError, ResourceError, WorkerError: as in a run.
+    """
+    listener(PhaseStarted(phase=PREPARE_DATA))
+    ready = prepared(config, directory)
+    listener(PhaseFinished(phase=PREPARE_DATA, result=f"{ready.rows['test']} to test"))
+    prompts = data.load_prompts(ready.path("test"))
+    listener(PhaseStarted(phase=START_ENGINE))
+    with Session.open(config.engine(), directory, log_directory) as session:
+        listener(PhaseFinished(phase=START_ENGINE, result=devices(config)))
+        listener(PhaseStarted(phase=evaluation_phase(MODEL)))
+        reward = config.evaluation_reward
+        found = evaluation.evaluate(session, MODEL, config.evaluation, reward, prompts, config.seed, listener)
+        summary = accuracy(found, config.evaluation, config.seed)
+        listener(PhaseFinished(phase=evaluation_phase(MODEL), result=described(summary)))
+    return summary
+
+
+def prepared(config: RecipeConfig, model_directory: Path) -> PreparedData:
+    """The recipe's splits, with prompt lengths counted by the model's own tokenizer and template."""
+    tokenizer = AutoTokenizer.from_pretrained(model_directory)
+    # The tokenizer's content, not its directory: a model trained from this one counts in the same way.
+    content = [tokenizer.backend_tokenizer.to_str(), tokenizer.get_chat_template()]
+    return data.prepare(
+        config.data,
+        config.seed,
+        workspace.data_directory(config.name),
+        config.max_evaluation_prompt_tokens(),
+        lambda messages: len(render_prompt(tokenizer, messages)),
+        counted_by=hashlib.sha256(json.dumps(content).encode()).hexdigest(),
+    )
+
+
+def described(summary: Accuracy) -> str:
+    """Average accuracy and its interval, short enough for a line."""
+    average = summary.average
+    return f"avg@{summary.samples_per_prompt} {100 * average.mean:.1f} % [{100 * average.low:.1f}, {100 * average.high:.1f}]"
+
+
+def devices(config: RecipeConfig) -> str:
+    """Ranks, device and number type that the engine works with."""
+    device = resolve_device(config.resources.device)
+    ranks = config.resources.ranks
+    return f"{ranks} rank{'s' if ranks > 1 else ''}, {device}, {resolve_dtype(device, config.model.dtype)}"
+
+
+def _stages_that_read(config: RecipeConfig, split: str) -> list[str]:
+    kinds = {"sft": "sft", "train": "rl"}
+    return [name for name, stage in config.stages.items() if stage.kind == kinds.get(split)]
+
+
+def _prompts(context: RunContext, name: str, stage: RLStageConfig) -> list[Prompt]:
+    """Training prompts within the stage's own cap; the data were cut at the largest cap of all stages.
+
+    Raises:
+        DataError: no prompt is left.
+    """
+    path = context.data.path("train")
+    prompts = data.load_prompts(path)
+    if stage.max_prompt_tokens == context.config.max_evaluation_prompt_tokens():
+        return prompts
+    kept = [prompt for prompt in prompts if len(render_prompt(context.session.tokenizer, prompt.messages)) <= stage.max_prompt_tokens]
+    key = f"stages.{name}.max_prompt_tokens={stage.max_prompt_tokens}"
+    if not kept:
+        raise DataError(path, [f"no prompt is left for stage {name}: all {len(prompts)} have more tokens than {key}; raise it"])
+    if len(kept) < len(prompts):
+        text = f"stage {name}: {len(prompts) - len(kept)} prompts have more tokens than {key} and are left out"
+        context.listener(Notice(text=text))
+    return kept

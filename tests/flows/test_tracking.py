@@ -1,0 +1,372 @@
+"""A run's records in a real MLflow on SQLite, and what becomes of them when MLflow fails."""
+
+import json
+import math
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+
+from engine.events import EvaluationProgressed, SamplesGenerated, StageFinished, StageStarted, StepFinished
+from tasks import journal, mlflow_writer, tracker_location
+from tasks.config import RecipeConfig
+from tasks.record import Lineage, ProcessIdentity, RunRecord, StageRecord
+from tasks.tracking import Tracker
+
+OPTIMIZER = {"optimizer": {"learning_rate": 1e-3}}
+CONFIG = RecipeConfig.model_validate(
+    {
+        "name": "tiny",
+        "description": "Two tiny stages",
+        "data": {"chain_sum": {}},
+        "model": {"architecture": {}},
+        "stages": {
+            "sft": {"kind": "sft", "steps": 2, "training": OPTIMIZER},
+            "rl": {
+                "kind": "rl",
+                "steps": 3,
+                "prompts_per_step": 2,
+                "max_prompt_tokens": 8,
+                "max_response_tokens": 8,
+                "training": OPTIMIZER,
+            },
+        },
+        "evaluation": {"bootstrap_resamples": 50},
+        "tracking": {"samples_per_table": 3},
+    }
+)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Stands for the engine's, which imports torch."""
+
+    label: str
+    prompt_ids: list[str]
+    difficulties: list[str]
+    greedy: list[float]
+    samples: list[list[float]]
+    rows: list[dict[str, Any]]
+    seconds: float = 2.0
+    tokens: int = 100
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow makes its tables once for all tests."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def root(tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    # A blank in the path: artifact locations are addresses.
+    root = tmp_path / "a project"
+    root.mkdir()
+    shutil.copy(empty_database, root / "mlflow.db")
+    monkeypatch.setenv("ALMANAC_ROOT", str(root))
+    monkeypatch.chdir(tmp_path)
+    return root
+
+
+@pytest.fixture
+def client(root: Path) -> MlflowClient:
+    return MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
+
+
+def record(run: str = "tiny-20260101-000000") -> RunRecord:
+    stages = [StageRecord(name="sft", kind="sft", steps_planned=2), StageRecord(name="rl", kind="rl", steps_planned=3)]
+    return RunRecord(run=run, recipe="tiny", seed=0, lineage=Lineage(configuration_digest="c", seed=0, commit="abc"), stages=stages)
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [{"sample_id": f"rl/1/a/{k}", "prompt": "1+1", "response": str(k), "reward": float(k == 2)} for k in range(count)]
+
+
+def evaluation(label: str, score: float) -> Evaluation:
+    return Evaluation(label, ["a", "b"], ["2", "3 (hard)"], [score, 0.0], [[score] * 8, [0.0] * 8], rows(18))
+
+
+def train(tracker: Tracker, stage: str, kind: str, steps: int) -> None:
+    tracker.emit(StageStarted(stage=stage, kind=kind, steps=steps))
+    for step in range(1, steps + 1):
+        metrics = {"reward/mean": step / 10, "policy/entropy": 1.0, "policy/loss": math.nan if step == 2 else 0.5}
+        tracker.emit(StepFinished(stage=stage, step=step, metrics=metrics))
+    tracker.emit(SamplesGenerated(stage=stage, step=steps, rows=rows(6)))
+    tracker.emit(StageFinished(stage=stage, steps=steps, seconds=1.0))
+
+
+def model(root: Path) -> Path:
+    directory = root / "model"
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").write_bytes(b"\0" * 1000)
+    return directory
+
+
+def runs(client: MlflowClient) -> dict[str, Run]:
+    experiment = client.get_experiment_by_name("tiny")
+    assert experiment is not None
+    return {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+
+
+def history(client: MlflowClient, run: Run, metric: str) -> list[tuple[int, float]]:
+    return sorted((point.step, point.value) for point in client.get_metric_history(run.info.run_id, metric))
+
+
+def artifacts(client: MlflowClient, run: Run, directory: str = "") -> set[str]:
+    found: set[str] = set()
+    for item in client.list_artifacts(run.info.run_id, directory):
+        found |= artifacts(client, run, item.path) if item.is_dir else {item.path}
+    return found
+
+
+def test_a_whole_run_arrives(root: Path, client: MlflowClient) -> None:
+    run = record()
+    with Tracker(CONFIG, run) as tracker:
+        tracker.log_dataset("sums-train", "1" * 64, 10, "training", "data/train.parquet", used_by=["rl"])
+        tracker.log_dataset("sums-test", "2" * 64, 2, "test", "data/test.parquet", used_by=["evaluation"])
+        tracker.emit(EvaluationProgressed(label="base", done=1, total=2))
+        tracker.log_evaluation(evaluation("base", 0.0))
+        train(tracker, "sft", "sft", 2)
+        train(tracker, "rl", "rl", 3)
+        tracker.log_model("rl", 3, model(root))
+        found = tracker.log_evaluation(evaluation("rl", 1.0), stage="rl")
+        run.stage("rl").accuracy_after = found.average.mean
+    assert tracker.complaint is None
+    assert found.average.mean == 0.5
+
+    # Mutation: leave the tag mlflow.parentRunId out; the pages show four runs side by side.
+    found_runs = runs(client)
+    assert set(found_runs) == {run.run, "sft", "rl", "evaluation"}
+    parent = found_runs[run.run]
+    assert {found_runs[name].data.tags["mlflow.parentRunId"] for name in ("sft", "rl", "evaluation")} == {parent.info.run_id}
+    assert {found.info.status for found in found_runs.values()} == {"FINISHED"}
+    assert run.mlflow is not None
+    assert run.mlflow.run_id == parent.info.run_id
+
+    assert parent.data.params["model.architecture.hidden_size"] == "128"
+    assert found_runs["rl"].data.params["algorithm.loss.clip_high"] == "0.28"
+    assert parent.data.metrics["rl/accuracy_after"] == 0.5
+    assert parent.data.tags["mlflow.source.git.commit"] == "abc"
+    assert parent.data.tags["almanac.run"] == run.run
+    assert parent.data.tags["mlflow.note.content"].startswith("Two tiny stages\n\n| stage |")
+    assert {"config/resolved.yaml", "lineage.json", "summary.json", "plots/accuracy.png", "plots/rl/reward.png"} <= artifacts(client, parent)
+    assert {"plots/reward.png", "samples/step_00003.json"} <= artifacts(client, found_runs["rl"])
+
+    inputs = {item.dataset.name: item for item in parent.inputs.dataset_inputs}
+    assert inputs["sums-test"].dataset.digest == "2" * 36
+    assert json.loads(inputs["sums-train"].dataset.profile) == {"num_rows": 10}
+    assert {item.tags[0].value for item in inputs.values()} == {"training", "test"}
+    assert [item.dataset.name for item in found_runs["rl"].inputs.dataset_inputs] == ["sums-train"]
+
+
+def test_metrics_of_steps_and_evaluations(root: Path, client: MlflowClient) -> None:
+    with Tracker(CONFIG, record()) as tracker:
+        tracker.log_dataset("sums-test", "2", 2, "test", "test.parquet", used_by=["evaluation"])
+        tracker.log_evaluation(evaluation("base", 0.0))
+        train(tracker, "sft", "sft", 2)
+        tracker.log_model("sft", 2, model(root))
+        tracker.log_evaluation(evaluation("sft", 1.0), stage="sft")
+    found = runs(client)
+    assert history(client, found["sft"], "reward/mean") == [(1, 0.1), (2, 0.2)]
+    # Mutation: send NaN too; MLflow then has two losses.
+    assert history(client, found["sft"], "policy/loss") == [(1, 0.5)]
+    assert history(client, found["sft"], "health/nonfinite") == [(1, 0.0), (2, 1.0)]
+    # The evaluations' axis is the number of steps trained so far.
+    assert history(client, found["evaluation"], "accuracy/avg_at_8") == [(0, 0.0), (2, 0.5)]
+    assert history(client, found["evaluation"], "accuracy_by_difficulty/avg_at_8/3 _hard_") == [(0, 0.0), (2, 0.0)]
+
+    [logged] = client.search_logged_models([found["sft"].info.experiment_id])
+    assert [output.model_id for output in found["sft"].outputs.model_outputs] == [logged.model_id]
+    assert logged.status == "READY"
+    assert {item.path for item in client.list_logged_model_artifacts(logged.model_id)} == {"config.json", "model.safetensors"}
+    [accuracy] = [metric for metric in logged.metrics if metric.key == "accuracy/avg_at_8"]
+    assert (accuracy.value, accuracy.dataset_name, accuracy.step) == (0.5, "sums-test", 2)
+
+
+def test_tables_hold_some_rows_spread_evenly(root: Path, client: MlflowClient) -> None:
+    with Tracker(CONFIG, record()) as tracker:
+        train(tracker, "rl", "rl", 1)
+    found = runs(client)["rl"]
+    table = json.loads(Path(client.download_artifacts(found.info.run_id, "samples/step_00001.json")).read_text())
+    # What MLflow's page shows as a table has this tag.
+    assert "samples/step_00001.json" in found.data.tags["mlflow.loggedArtifacts"]
+    # 3 of 6. Mutation: take the first ones; they belong to one prompt.
+    assert [row[table["columns"].index("response")] for row in table["data"]] == ["0", "2", "4"]
+    [event] = [e for e in journal.read_events(tracker.events_file) if isinstance(e, SamplesGenerated)]
+    assert len(event.rows) == 3
+
+
+def test_large_models_leave_a_manifest(root: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlflow_writer, "COPIED_MODEL_BYTES", 10)
+    with Tracker(CONFIG, record()) as tracker:
+        train(tracker, "rl", "rl", 1)
+        tracker.log_model("rl", 1, model(root))
+    [logged] = client.search_logged_models([runs(client)["rl"].info.experiment_id])
+    assert [item.path for item in client.list_logged_model_artifacts(logged.model_id)] == ["manifest.json"]
+    files = mlflow_writer.manifest(root / "model")
+    # sha256 of a thousand zero bytes, by sha256sum.
+    assert files["model.safetensors"] == {"bytes": 1000, "sha256": "541b3e9daa09b20bf85fa273e5cbd3e80185aa4ec298e765db87742b70138a53"}
+
+
+def test_artifacts_lie_under_the_root_and_the_database_has_a_write_ahead_log(root: Path, client: MlflowClient) -> None:
+    # Mutation: leave the artifact location to MLflow; it takes the current directory. Mutation: no PRAGMA.
+    with Tracker(CONFIG, record()) as tracker:
+        train(tracker, "rl", "rl", 2)
+        tracker.log_model("rl", 2, model(root))
+    assert list((root / "mlruns" / "tiny").rglob("resolved.yaml"))
+    assert list((root / "mlruns" / "tiny").rglob("model.safetensors"))
+    assert [path.name for path in Path.cwd().iterdir()] == [root.name]
+    with sqlite3.connect(root / "mlflow.db") as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
+
+
+def test_an_exception_fails_the_runs_with_its_reason(root: Path, client: MlflowClient) -> None:
+    # Mutation: end runs as FINISHED in every case.
+    def breaks_down() -> None:
+        with Tracker(CONFIG, record()) as tracker:
+            train(tracker, "sft", "sft", 2)
+            tracker.emit(StageStarted(stage="rl", kind="rl", steps=3))
+            tracker.emit(StepFinished(stage="rl", step=1, metrics={"reward/mean": 0.5}))
+            raise RuntimeError("the worker died")
+
+    with pytest.raises(RuntimeError, match="the worker died"):
+        breaks_down()
+    found = runs(client)
+    assert {name: run.info.status for name, run in found.items()} == {record().run: "FAILED", "rl": "FAILED", "sft": "FINISHED"}
+    assert {found[name].data.tags.get("almanac.error") for name in (record().run, "rl")} == {"RuntimeError: the worker died"}
+    assert "plots/seconds_by_phase.png" not in artifacts(client, found[record().run])
+
+
+def test_a_tracker_that_fails_midway_catches_up(root: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Mutation: move the cursor although writing failed; steps 2 and 3 are then missing.
+    monkeypatch.setattr("tasks.tracking.PAUSE_FACTOR", 0)
+    log_batch = MlflowClient.log_batch
+    calls = []
+
+    def fails(self: MlflowClient, run_id: str, **fields: Any) -> None:
+        calls.append(run_id)
+        raise MlflowException("API request to http://tracker failed with exception: connection refused")
+
+    with Tracker(CONFIG, record()) as tracker:
+        tracker.emit(StageStarted(stage="rl", kind="rl", steps=3))
+        for step in range(1, 5):
+            monkeypatch.setattr(MlflowClient, "log_batch", fails if step in (2, 3) else log_batch)
+            tracker.emit(StepFinished(stage="rl", step=step, metrics={"reward/mean": step / 10}))
+            if step == 3:
+                # One attempt was made; within the pause after it nobody waits for another.
+                assert len(calls) == 1
+                assert tracker.complaint is not None
+                assert tracker.complaint.startswith("2 records are not in MLflow")
+    assert tracker.complaint is None
+    assert history(client, runs(client)["rl"], "reward/mean") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    # Points keep the time at which they happened.
+    entries = [entry for entry in journal.read(tracker.events_file) if isinstance(entry.event, StepFinished)]
+    points = client.get_metric_history(runs(client)["rl"].info.run_id, "reward/mean")
+    assert sorted(point.timestamp for point in points) == [entry.time_ms for entry in entries]
+
+
+def test_a_refused_record_does_not_hold_up_the_others(root: Path, client: MlflowClient) -> None:
+    # Mutation: count a missing directory among the failures that pass; everything after it waits for ever.
+    with Tracker(CONFIG, record()) as tracker:
+        tracker.emit(StageStarted(stage="rl", kind="rl", steps=1))
+        tracker.log_model("rl", 1, root / "gone")
+        tracker.emit(StepFinished(stage="rl", step=1, metrics={"reward/mean": 0.5}))
+    assert tracker.complaint is not None
+    assert "1 records are not in MLflow" in tracker.complaint
+    assert "gone" in tracker.complaint
+    assert history(client, runs(client)["rl"], "reward/mean") == [(1, 0.5)]
+
+
+def test_a_server_that_is_away_stops_nothing_and_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    run = record()
+    with Tracker(CONFIG, run) as tracker:
+        assert tracker.complaint is not None
+        assert "http://127.0.0.1:9" in tracker.complaint
+        train(tracker, "rl", "rl", 3)
+    assert tracker.complaint is not None
+    assert str(tracker.events_file) in tracker.complaint
+    assert run.mlflow is None
+    assert [event.step for event in journal.read_events(tracker.events_file) if isinstance(event, StepFinished)] == [1, 2, 3]
+
+
+def test_a_deleted_experiment_is_an_error_before_anything_starts(root: Path, client: MlflowClient) -> None:
+    client.delete_experiment(client.create_experiment("tiny"))
+    with pytest.raises(ValueError, match=r"'tiny' is deleted: restore it.*tracking\.experiment"), Tracker(CONFIG, record()):
+        pytest.fail("entered")
+
+
+def test_runs_of_dead_processes_are_ended(root: Path, client: MlflowClient) -> None:
+    # Mutation: end every run that is RUNNING; the one of this living process is then KILLED too.
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        started = psutil.Process(child.pid).create_time()
+    mine = ProcessIdentity.current()
+    experiment = client.create_experiment("tiny")
+    dead = {"almanac.process": mine.model_copy(update={"pid": child.pid, "started": started}).model_dump_json()}
+    for name, tags in (("dead", dead), ("alive", {"almanac.process": mine.model_dump_json()}), ("not ours", {})):
+        client.create_run(experiment, tags=tags, run_name=name)
+    with Tracker(CONFIG, record()):
+        pass
+    assert {name: found.info.status for name, found in runs(client).items()} == {
+        "dead": "KILLED",
+        "alive": "RUNNING",
+        "not ours": "RUNNING",
+        record().run: "FINISHED",
+    }
+
+
+def test_events_may_come_from_any_thread(root: Path, client: MlflowClient) -> None:
+    # Mutation: no lock; two threads then send the same lines, or the count of records waiting is not 0.
+    with Tracker(CONFIG, record()) as tracker:
+        tracker.emit(StageStarted(stage="rl", kind="rl", steps=8))
+        threads = [
+            threading.Thread(target=tracker.emit, args=(StepFinished(stage="rl", step=step, metrics={"reward/mean": step / 10}),))
+            for step in range(1, 9)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert history(client, runs(client)["rl"], "reward/mean") == [(step, step / 10) for step in range(1, 9)]
+
+
+def test_names_of_the_user_win(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tracker_location.tracking_uri() == f"sqlite:///{root}/mlflow.db"
+    assert tracker_location.experiment_name(CONFIG) == "tiny"
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "from the environment")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracker")
+    assert tracker_location.experiment_name(CONFIG) == "from the environment"
+    assert tracker_location.tracking_uri() == "http://tracker"
+    setting = CONFIG.model_copy(update={"tracking": CONFIG.tracking.model_copy(update={"experiment": "setting"})})
+    assert tracker_location.experiment_name(setting) == "setting"
+
+
+def test_artifacts_that_cannot_be_written_are_an_error_before_anything_starts(root: Path) -> None:
+    (root / "mlruns").write_text("a file where the directory should be")
+    with pytest.raises(OSError, match=r"MLflow's records cannot be written.*mlruns"), Tracker(CONFIG, record()):
+        pytest.fail("entered")
+    assert not (root / ".work").exists()
+
+
+def test_the_database_may_be_a_directory_by_mistake(root: Path) -> None:
+    (root / "mlflow.db").unlink()
+    (root / "mlflow.db").mkdir()
+    with pytest.raises(OSError, match=r"MLflow's records cannot be written.*mlflow\.db"):
+        tracker_location.check_writable()
