@@ -87,6 +87,9 @@ class Display:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._stop(kind)
+
+    def _stop(self, kind: type[BaseException] | None) -> None:
         with self._lock:
             for line in self._lines.values():
                 if line.state == "running":
@@ -117,6 +120,11 @@ class Display:
                 case Notice(text=text):
                     # Above the picture, where it stays.
                     self._console.print(Text(text, "yellow"))
+
+    def close(self, summary: RenderableType) -> None:
+        """All is done; `summary` goes below the picture."""
+        self._stop(None)
+        self._console.print("", summary, sep="\n")
 
     def picture(self) -> RenderableType:
         """The whole display as it is now."""

@@ -17,8 +17,8 @@ PLAIN_WIDTH = 100
 
 
 @contextmanager
-def captured(log_file: Path) -> Iterator[Console]:
-    """Sends standard output and error to `log_file`, and gives a console that still writes to where standard output went before.
+def captured(log_file: Path, descriptor: int = 1) -> Iterator[Console]:
+    """Sends standard output and error to `log_file`, and gives a console that still writes to where `descriptor` (1 or 2) went before.
 
     Works on the file descriptors, so that C libraries and child processes are covered, and on Python's logging. Everything is put back
     at the end, also after an exception.
@@ -30,21 +30,21 @@ def captured(log_file: Path) -> Iterator[Console]:
     with log_file.open("a", buffering=1, encoding="utf-8", errors="backslashreplace") as log:
         _flush()
         # Duplicates are not inherited: a child process cannot reach the terminal even if it tries.
-        saved = {descriptor: os.dup(descriptor) for descriptor in (1, 2)}
+        saved = {number: os.dup(number) for number in (1, 2)}
         handler = logging.StreamHandler(log)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         try:
-            for descriptor in saved:
-                os.dup2(log.fileno(), descriptor)
+            for number in saved:
+                os.dup2(log.fileno(), number)
             logging.getLogger().addHandler(handler)
             # Python's own streams too: they would be buffered in blocks now, and tests or notebooks put others in their place.
-            with redirect_stdout(log), redirect_stderr(log), os.fdopen(os.dup(saved[1]), "w", encoding="utf-8") as terminal:
+            with redirect_stdout(log), redirect_stderr(log), os.fdopen(os.dup(saved[descriptor]), "w", encoding="utf-8") as terminal:
                 yield _console(terminal)
         finally:
             logging.getLogger().removeHandler(handler)
             _flush()
-            for descriptor, original in saved.items():
-                os.dup2(original, descriptor)
+            for number, original in saved.items():
+                os.dup2(original, number)
                 os.close(original)
 
 
@@ -54,8 +54,8 @@ def silence_exit(log_file: Path) -> None:
     def redirect() -> None:
         _flush()
         with log_file.open("a") as log:
-            for descriptor in (1, 2):
-                os.dup2(log.fileno(), descriptor)
+            for number in (1, 2):
+                os.dup2(log.fileno(), number)
 
     # Handlers run last in, first out: this one runs before those of the libraries that a run has imported.
     atexit.register(redirect)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from engine.events import Event
 from tasks.config import RecipeConfig
 
+START_PREFECT = "start Prefect"
 CREATE_MODEL = "create model"
 PREPARE_DATA = "prepare data"
 START_ENGINE = "start engine"
@@ -49,7 +50,7 @@ def evaluation_phase(label: str) -> str:
 
 def planned_phases(config: RecipeConfig) -> list[str]:
     """All phases of a recipe, in order; a training stage is a phase with the stage's name."""
-    phases = [CREATE_MODEL, PREPARE_DATA, START_ENGINE, evaluation_phase(BASE)]
+    phases = [START_PREFECT, CREATE_MODEL, PREPARE_DATA, START_ENGINE, evaluation_phase(BASE)]
     for stage in config.stages:
         phases += [stage, evaluation_phase(stage)]
     return [*phases, FINISH]

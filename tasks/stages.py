@@ -40,8 +40,6 @@ from tasks.schemas import DataError
 
 EVALUATION = "evaluation"
 """Who reads the test split, as the tracker knows it."""
-MODEL = "model"
-"""Label of the evaluation of a model that no run is about."""
 
 
 def create_model(context: RunContext) -> None:
@@ -138,7 +136,7 @@ def export(context: RunContext, name: str) -> None:
     context.tracker.log_model(name, entry.steps, directory)
 
 
-def evaluate_model(config: RecipeConfig, directory: Path, log_directory: Path, listener: Listener) -> Accuracy:
+def evaluate_model(config: RecipeConfig, label: str, directory: Path, log_directory: Path, listener: Listener) -> Accuracy:
     """Accuracy of a Hugging Face model directory on a recipe's test prompts, without a run: nothing is recorded.
 
     Raises:
@@ -151,11 +149,11 @@ def evaluate_model(config: RecipeConfig, directory: Path, log_directory: Path, l
     listener(PhaseStarted(phase=START_ENGINE))
     with Session.open(config.engine(), directory, log_directory) as session:
         listener(PhaseFinished(phase=START_ENGINE, result=devices(config)))
-        listener(PhaseStarted(phase=evaluation_phase(MODEL)))
+        listener(PhaseStarted(phase=evaluation_phase(label)))
         reward = config.evaluation_reward
-        found = evaluation.evaluate(session, MODEL, config.evaluation, reward, prompts, config.seed, listener)
+        found = evaluation.evaluate(session, label, config.evaluation, reward, prompts, config.seed, listener)
         summary = accuracy(found, config.evaluation, config.seed)
-        listener(PhaseFinished(phase=evaluation_phase(MODEL), result=described(summary)))
+        listener(PhaseFinished(phase=evaluation_phase(label), result=described(summary)))
     return summary
 
 

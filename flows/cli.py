@@ -1,0 +1,92 @@
+"""The `almanac` command. Hydra overrides follow the verb: `almanac run recipe=polaris_tiny stages.rl.steps=40`."""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from tasks.workspace import quiet_environment
+
+BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns 0 when it did what was asked, 2 for bad input, 1 for a failure, 130 after Ctrl-C."""
+    quiet_environment()
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        command: Callable[[argparse.Namespace], int] = arguments.command
+        return command(arguments)
+    except KeyboardInterrupt as error:
+        return _report("interrupted", error, INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has enough of it, as `almanac list | head` does. Nothing more may be written, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return FAILED
+    except Exception as error:  # noqa: BLE001 - the last place where anything can be said in a way that a person understands
+        return _report(_text(error), error, BAD_INPUT if _is_bad_input(error) else FAILED)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Arguments of one command, with the function that runs it as `command`. Exits with 2 when they make no sense."""
+    parser = argparse.ArgumentParser(prog="almanac", description="Reinforcement-learning recipes, run stage by stage.")
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def verb(name: str, command: Callable[[argparse.Namespace], int], text: str, *, overrides: bool = False) -> argparse.ArgumentParser:
+        added = verbs.add_parser(name, help=text, description=text)
+        added.set_defaults(command=command, overrides=None)
+        if overrides:
+            added.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and settings in Hydra's grammar")
+        return added
+
+    from flows import commands
+
+    verb("run", commands.run, "run a recipe from data to a measured gain", overrides=True)
+    verb("preflight", commands.preflight, "check everything that can be known before a run", overrides=True)
+    shown = verb("show", commands.show, "what a run did and measured")
+    shown.add_argument("run", nargs="?", default="latest", metavar="RUN", help="run id, or latest (the default)")
+    ui = verb("ui", commands.ui, "open MLflow on a run")
+    ui.add_argument("run", nargs="?", metavar="RUN", help="run id; the newest run without it")
+    ui.add_argument("--port", type=int, default=5000, help="default 5000")
+    doctor = verb("doctor", commands.doctor, "versions, devices, services, and what is missing")
+    evaluate = verb("evaluate", commands.evaluate, "accuracy of a model directory on a recipe's test set (default: polaris_tiny)")
+    evaluate.add_argument("model", metavar="MODEL", help="Hugging Face directory")
+    evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and settings in Hydra's grammar")
+    verb("list", commands.list_names, "recipes, models, data, algorithms, rewards and resources, with what they are")
+    for added in (shown, doctor, evaluate):
+        added.add_argument("--json", action="store_true", help="for programs")
+
+    arguments, rest = parser.parse_known_args(argv)
+    # argparse gives up on overrides that follow an option.
+    if rest and (arguments.overrides is None or any(word.startswith("-") for word in rest)):
+        parser.error(f"unknown arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides += rest
+    return arguments
+
+
+def _is_bad_input(error: Exception) -> bool:
+    """Configuration, data and resource errors are all ValueErrors: they say what to change."""
+    from tasks.run_lock import RunInProgressError
+
+    return isinstance(error, ValueError | RunInProgressError)
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, ValueError | OSError) or type(error).__module__.partition(".")[0] in ("engine", "tasks", "flows"):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _report(text: str, error: BaseException, code: int) -> int:
+    print(f"almanac: {text}", file=sys.stderr)
+    for note in getattr(error, "__notes__", []):
+        print(note, file=sys.stderr)
+    if os.environ.get("ALMANAC_DEBUG") == "1":
+        traceback.print_exception(error)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""One function for each verb of the command: prints, and returns the exit code. Heavy imports happen inside, so that the light verbs are quick."""
+
+import argparse
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+DEFAULT_RECIPE = "polaris_tiny"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """`almanac run`: 0 only when the last planned step was done."""
+    from flows import run as runs
+
+    runs.run(arguments.overrides)
+    return 0
+
+
+def preflight(arguments: argparse.Namespace) -> int:
+    """`almanac preflight`: everything that would stop a run, without starting anything."""
+    from flows.run import checked
+    from tasks.preflight import engine_summary
+
+    config, warnings = checked(arguments.overrides)
+    for warning in warnings:
+        print(f"warning: {warning}")
+    stages = ", ".join(f"{name} ({stage.kind}, {stage.steps} steps)" for name, stage in config.stages.items())
+    print(f"{config.name} is ready to run: {stages}; {engine_summary(config)}")
+    return 0
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """`almanac show`."""
+    from tasks import record
+    from tasks import show as views
+
+    found = record.load(arguments.run)
+    if arguments.json:
+        print(json.dumps(views.summary(found), indent=2))
+    else:
+        Console(highlight=False).print(views.table(found))
+    return 0
+
+
+def ui(arguments: argparse.Namespace) -> int:
+    """`almanac ui`: until Ctrl-C."""
+    from tasks import record
+    from tasks import show as views
+
+    known = arguments.run is not None or record.run_ids()
+    views.ui(record.load(arguments.run or "latest") if known else None, arguments.port)
+    return 0
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """`almanac doctor`: 1 when something is missing that every run needs."""
+    from flows import doctor as examination
+
+    found = examination.examine()
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        Console(highlight=False).print(examination.table(found))
+    return 1 if found["problems"] else 0
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """`almanac evaluate`."""
+    from flows import run as runs
+
+    overrides = arguments.overrides
+    if not any(override.startswith("recipe=") for override in overrides):
+        overrides = [f"recipe={DEFAULT_RECIPE}", *overrides]
+    config, accuracy = runs.evaluate(arguments.model, overrides)
+    average, greedy = f"avg@{accuracy.samples_per_prompt}", "greedy"
+    whole = {average: accuracy.average, greedy: accuracy.greedy}
+    parts = {average: accuracy.average_by_difficulty, greedy: accuracy.greedy_by_difficulty}
+    if arguments.json:
+        found = {name: {"mean": i.mean, "interval": [i.low, i.high]} for name, i in whole.items()}
+        for name, intervals in parts.items():
+            found[name]["by_difficulty"] = {key: {"mean": i.mean, "interval": [i.low, i.high]} for key, i in intervals.items()}
+        print(json.dumps({"model": arguments.model, "recipe": config.name, "prompts": accuracy.prompts, **found}, indent=2))
+        return 0
+    table = Table(box=None, padding=(0, 3, 0, 0), title=f"Accuracy on {accuracy.prompts} test prompts, %", title_justify="left")
+    table.add_column("difficulty", justify="right")
+    for name in whole:
+        table.add_column(f"{name} [{100 * config.evaluation.confidence:g} % interval]", justify="right")
+    for key in accuracy.average_by_difficulty:
+        table.add_row(key, *(_percent(parts[name][key]) for name in parts))
+    table.add_row("all", *(_percent(interval) for interval in whole.values()), style="bold")
+    Console(highlight=False).print(table)
+    return 0
+
+
+def list_names(arguments: argparse.Namespace) -> int:
+    """`almanac list`: everything that a recipe can name."""
+    from engine.algorithms.registry import ADVANTAGES, LOSSES
+    from engine.rewards import registry as rewards
+    from tasks.compose import choices
+
+    groups = {
+        "recipes": ("recipe=NAME", choices("recipe")),
+        "models": ("model=NAME", choices("model")),
+        "data": ("data=NAME", choices("data")),
+        "algorithms": ("algorithm@stages.STAGE.algorithm=NAME", choices("algorithm")),
+        "resources": ("resources=NAME", choices("resources")),
+        "rewards": ("stages.STAGE.reward.default=NAME, or by_data_source", {name: rewards.describe(name) for name in rewards.names()}),
+        "advantage estimators": ("stages.STAGE.algorithm.advantage.estimator=NAME", _described(ADVANTAGES)),
+        "policy losses": ("stages.STAGE.algorithm.loss.name=NAME", _described(LOSSES)),
+    }
+    console = Console(highlight=False)
+    for title, (how, names) in groups.items():
+        console.print(Text.assemble((title, "bold"), "  ", (how, "dim")))
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        grid.add_column(no_wrap=True, min_width=16)
+        grid.add_column()
+        for name, text in names.items():
+            grid.add_row(f"  {name}", text)
+        console.print(grid, "")
+    return 0
+
+
+def _described(registry: Any) -> dict[str, str]:
+    return {name: registry.describe(name) for name in registry.names()}
+
+
+def _percent(interval: Any) -> str:
+    return f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"

@@ -1,0 +1,113 @@
+"""`almanac run` and `almanac evaluate`: what stands around the flows when a person starts them from a terminal."""
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from flows.display import Display
+from flows.terminal import captured, silence_exit
+from tasks import record, show, workspace
+from tasks.compose import compose
+from tasks.config import ConfigurationError, Problem, RecipeConfig
+from tasks.preflight import preflight
+from tasks.progress import PREPARE_DATA, START_ENGINE, START_PREFECT, Notice, PhaseFinished, PhaseStarted, evaluation_phase, planned_phases
+from tasks.run_lock import only_run
+
+if TYPE_CHECKING:  # torch
+    from tasks.accuracy import Accuracy
+
+MODEL = "model"
+"""Label of the evaluation of a model that no run is about."""
+TERMINATED = 128 + signal.SIGTERM
+
+
+def checked(overrides: Sequence[str]) -> tuple[RecipeConfig, list[str]]:
+    """The configuration, and what a person should be warned of.
+
+    Raises:
+        ConfigurationError: everything that is wrong with the configuration, or else with this machine.
+    """
+    config = compose(overrides)
+    findings = preflight(config)
+    errors = [Problem(finding.key, finding.text) for finding in findings if finding.level == "error"]
+    if errors:
+        raise ConfigurationError(errors)
+    return config, [str(finding) for finding in findings]
+
+
+def run(overrides: Sequence[str]) -> None:
+    """A whole recipe, with one display on the terminal and a table at the end. Returns only when the last planned step is done."""
+    config, warnings = checked(overrides)
+    run_id = record.new_run_id(config.name)
+    with only_run(run_id), observed(workspace.run_directory(run_id) / "almanac.log", run_id, planned_phases(config)) as display:
+        for warning in warnings:
+            display.show(Notice(text=warning))
+        display.show(PhaseStarted(phase=START_PREFECT))
+        # Ten seconds of imports, which the display is there before.
+        from flows.prefect_server import start_server
+        from flows.recipe import recipe
+
+        start_server()
+        display.show(PhaseFinished(phase=START_PREFECT, result=os.environ.get("PREFECT_API_URL", "temporary server")))
+        recipe(config, run_id, display.show)
+        display.close(show.table(record.load(run_id)))
+
+
+def evaluate(model: str, overrides: Sequence[str]) -> "tuple[RecipeConfig, Accuracy]":
+    """Accuracy of a Hugging Face model on the test set of a recipe.
+
+    The display is drawn on standard error: standard output is for the result.
+
+    Raises:
+        ConfigurationError: there is no such directory, or the recipe is wrong.
+    """
+    directory = Path(model).expanduser().resolve()
+    if not (directory / "config.json").is_file():
+        raise ConfigurationError([Problem("MODEL", f"{model} is not the directory of a Hugging Face model (it has no config.json)")])
+    recipe, _ = checked(overrides)
+    config = RecipeConfig.model_validate(recipe.model_dump() | {"model": {"path": str(directory), "dtype": recipe.model.dtype}})
+    logs = workspace.work_directory() / "evaluate"
+    phases = [PREPARE_DATA, START_ENGINE, evaluation_phase(MODEL)]
+    with observed(logs / "almanac.log", f"{model} on the test set of {config.name}", phases, descriptor=2) as display:
+        from tasks.stages import evaluate_model
+
+        return config, evaluate_model(config, MODEL, directory, logs / "workers", display.show)
+
+
+@contextmanager
+def observed(log: Path, title: str, phases: Sequence[str], *, descriptor: int = 1) -> Iterator[Display]:
+    """A display, and everything else in the log file. What goes wrong is there with its traceback; the error carries the file's name."""
+    with captured(log, descriptor) as console, _terminable(), Display(console, title, phases, _shown(log)) as display:
+        try:
+            yield display
+        except BaseException as error:
+            traceback.print_exc()
+            error.add_note(f"log: {_shown(log)}")
+            raise
+        finally:
+            silence_exit(log)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM, too, ends a run in order: records say how far it came, and Ray's processes go with it."""
+
+    def end(signal_number: int, frame: Any) -> NoReturn:
+        sys.exit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _shown(path: Path) -> str:
+    """Relative to the working directory where that is shorter."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -1,0 +1,109 @@
+"""A hybrid actor that tests reach into: whatever a test wants seen or broken in a worker's process is a function below."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import ray
+import torch
+
+import engine.trainer.session as session_module
+from engine.config import EngineConfig
+from engine.control.dispatch import Dispatch, register
+from engine.trainer.session import Session
+from engine.workers.actor import HybridActor
+
+# Workers cannot import test modules.
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class ProbedActor(HybridActor):
+    @register(Dispatch.ALL)
+    def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(self, *arguments)
+
+
+@contextmanager
+def open_probed(config: EngineConfig, model_directory: Path, log_directory: Path) -> Iterator[Session]:
+    with patch.object(session_module, "HybridActor", ProbedActor), Session.open(config, model_directory, log_directory) as session:
+        yield session
+
+
+def weights(session: Session) -> dict[str, torch.Tensor]:
+    """Every parameter of the trainer, whole."""
+    first, *others = session.actor.apply(_full_weights).get()
+    assert all(torch.equal(first[name], other[name]) for other in others for name in first)
+    return first
+
+
+def process_ids(session: Session) -> list[int]:
+    return session.actor.apply(_process_id).get()
+
+
+def remember(actor: Any) -> None:
+    actor.remembered = {name: _local(parameter).clone() for name, parameter in _parameters(actor)}
+
+
+def restore(actor: Any) -> None:
+    for name, parameter in _parameters(actor):
+        _local(parameter).copy_(actor.remembered[name])
+
+
+def die_at_the_next_update(actor: Any, rank: int) -> None:
+    if actor._rank == rank:
+        actor._training.optimizer_step = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+
+def forget_to_pack_the_head(actor: Any) -> None:
+    """The synchronisation without its last line: what vLLM's own reload does."""
+    from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload
+
+    from engine.rollout.vllm import InProcessTransfer
+
+    actor.original_finish = InProcessTransfer.finish_weight_update
+    InProcessTransfer.finish_weight_update = lambda transfer: finalize_layerwise_reload(transfer.model, transfer.model_config)
+
+
+def pack_the_head_again(actor: Any) -> None:
+    from engine.rollout.vllm import InProcessTransfer
+
+    InProcessTransfer.finish_weight_update = actor.original_finish
+
+
+def forget_the_temperature(actor: Any) -> None:
+    score = type(actor._training).score
+    actor._training.score = lambda input_ids, mask, temperature: score(actor._training, input_ids, mask, 1.0)
+
+
+def heed_the_temperature_again(actor: Any) -> None:
+    del actor._training.score
+
+
+def keep_the_prefix_cache(actor: Any) -> None:
+    actor._rollout._engine.reset_prefix_cache = lambda: True
+
+
+def reset_the_prefix_cache_again(actor: Any) -> None:
+    del actor._rollout._engine.reset_prefix_cache
+
+
+def _parameters(actor: Any) -> list[tuple[str, torch.nn.Parameter]]:
+    actor._training.model.reshard()
+    return list(actor._training.model.named_parameters())
+
+
+def _local(parameter: Any) -> torch.Tensor:
+    return parameter.detach().to_local()
+
+
+def _full_weights(actor: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in actor._training.full_weights(torch.float32)}
+
+
+def _process_id(actor: Any) -> int:
+    return os.getpid()
