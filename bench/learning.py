@@ -151,8 +151,8 @@ def page(arms: list[dict[str, Any]], verdicts: dict[str, list[str]]) -> str:
     lines = [
         "# Does it learn, and only when it should?",
         "",
-        f"`python bench/learning.py`, recipe `{RECIPE}`, commit {arms[0]['commit']}. Accuracy is avg@8 on the held-out test set; the gain's 95 % interval is",
-        "a bootstrap paired over prompts. The control arms start from the first seed's SFT model and must not gain.",
+        f"`python bench/learning.py`, recipe `{RECIPE}`, commit {arms[0]['commit']}. Accuracy is avg@8 on the held-out test set; the gain's",
+        "95 % interval is a bootstrap paired over prompts. The control arms start from the first seed's SFT model and must not gain.",
         "",
         "| arm | before RL | after RL | gain | 95 % interval | RL steps | minutes | peak GB | largest log-prob difference | verdict |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",

@@ -50,8 +50,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     ui.add_argument("run", nargs="?", metavar="RUN", help="run id; the newest run without it")
     ui.add_argument("--port", type=int, default=5000, help="default 5000")
     doctor = verb("doctor", commands.doctor, "versions, devices, services, and what is missing")
-    evaluate = verb("evaluate", commands.evaluate, "accuracy of a model directory on a recipe's test set (default: polaris_tiny)")
-    evaluate.add_argument("model", metavar="MODEL", help="Hugging Face directory")
+    evaluate = verb("evaluate", commands.evaluate, "accuracy of a model on a recipe's test set (default: polaris_tiny)")
+    evaluate.add_argument("model", metavar="MODEL", help="Hugging Face directory or hub name")
     evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and settings in Hydra's grammar")
     verb("list", commands.list_names, "recipes, models, data, algorithms, rewards and resources, with what they are")
     for added in (shown, doctor, evaluate):
@@ -80,7 +80,8 @@ def _text(error: Exception) -> str:
 
 
 def _report(text: str, error: BaseException, code: int) -> int:
-    print(f"almanac: {text}", file=sys.stderr)
+    first, *more = text.splitlines() or [type(error).__name__]
+    print(f"almanac: {first}", *more, sep="\n         ", file=sys.stderr)
     for note in getattr(error, "__notes__", []):
         print(note, file=sys.stderr)
     if os.environ.get("ALMANAC_DEBUG") == "1":

@@ -4,9 +4,10 @@ import argparse
 import json
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from flows.terminal import plain_console
 
 DEFAULT_RECIPE = "polaris_tiny"
 
@@ -22,13 +23,14 @@ def run(arguments: argparse.Namespace) -> int:
 def preflight(arguments: argparse.Namespace) -> int:
     """`almanac preflight`: everything that would stop a run, without starting anything."""
     from flows.run import checked
-    from tasks.preflight import engine_summary
+    from tasks.compose import compose
+    from tasks.progress import devices
 
-    config, warnings = checked(arguments.overrides)
-    for warning in warnings:
+    config = compose(arguments.overrides)
+    for warning in checked(config):
         print(f"warning: {warning}")
     stages = ", ".join(f"{name} ({stage.kind}, {stage.steps} steps)" for name, stage in config.stages.items())
-    print(f"{config.name} is ready to run: {stages}; {engine_summary(config)}")
+    print(f"{config.name} is ready to run: {stages}; {devices(config)}")
     return 0
 
 
@@ -41,7 +43,7 @@ def show(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(views.summary(found), indent=2))
     else:
-        Console(highlight=False).print(views.table(found))
+        plain_console().print(views.table(found))
     return 0
 
 
@@ -63,7 +65,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(found, indent=2))
     else:
-        Console(highlight=False).print(examination.table(found))
+        plain_console().print(examination.table(found))
     return 1 if found["problems"] else 0
 
 
@@ -91,7 +93,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     for key in accuracy.average_by_difficulty:
         table.add_row(key, *(_percent(parts[name][key]) for name in parts))
     table.add_row("all", *(_percent(interval) for interval in whole.values()), style="bold")
-    Console(highlight=False).print(table)
+    plain_console().print(table)
     return 0
 
 
@@ -111,7 +113,7 @@ def list_names(arguments: argparse.Namespace) -> int:
         "advantage estimators": ("stages.STAGE.algorithm.advantage.estimator=NAME", _described(ADVANTAGES)),
         "policy losses": ("stages.STAGE.algorithm.loss.name=NAME", _described(LOSSES)),
     }
-    console = Console(highlight=False)
+    console = plain_console()
     for title, (how, names) in groups.items():
         console.print(Text.assemble((title, "bold"), "  ", (how, "dim")))
         grid = Table.grid(padding=(0, 2, 0, 0))

@@ -15,7 +15,17 @@ from tasks import record, show, workspace
 from tasks.compose import compose
 from tasks.config import ConfigurationError, Problem, RecipeConfig
 from tasks.preflight import preflight
-from tasks.progress import PREPARE_DATA, START_ENGINE, START_PREFECT, Notice, PhaseFinished, PhaseStarted, evaluation_phase, planned_phases
+from tasks.progress import (
+    CREATE_MODEL,
+    PREPARE_DATA,
+    START_ENGINE,
+    START_PREFECT,
+    Notice,
+    PhaseFinished,
+    PhaseStarted,
+    evaluation_phase,
+    planned_phases,
+)
 from tasks.run_lock import only_run
 
 if TYPE_CHECKING:  # torch
@@ -26,23 +36,23 @@ MODEL = "model"
 TERMINATED = 128 + signal.SIGTERM
 
 
-def checked(overrides: Sequence[str]) -> tuple[RecipeConfig, list[str]]:
-    """The configuration, and what a person should be warned of.
+def checked(config: RecipeConfig) -> list[str]:
+    """Looks at everything that can be known before a run. Returns what a person should be warned of.
 
     Raises:
-        ConfigurationError: everything that is wrong with the configuration, or else with this machine.
+        ConfigurationError: what would stop the run.
     """
-    config = compose(overrides)
     findings = preflight(config)
     errors = [Problem(finding.key, finding.text) for finding in findings if finding.level == "error"]
     if errors:
         raise ConfigurationError(errors)
-    return config, [str(finding) for finding in findings]
+    return [str(finding) for finding in findings]
 
 
 def run(overrides: Sequence[str]) -> None:
     """A whole recipe, with one display on the terminal and a table at the end. Returns only when the last planned step is done."""
-    config, warnings = checked(overrides)
+    config = compose(overrides)
+    warnings = checked(config)
     run_id = record.new_run_id(config.name)
     with only_run(run_id), observed(workspace.run_directory(run_id) / "almanac.log", run_id, planned_phases(config)) as display:
         for warning in warnings:
@@ -59,24 +69,25 @@ def run(overrides: Sequence[str]) -> None:
 
 
 def evaluate(model: str, overrides: Sequence[str]) -> "tuple[RecipeConfig, Accuracy]":
-    """Accuracy of a Hugging Face model on the test set of a recipe.
+    """Accuracy of a Hugging Face model (directory or hub name) on the test set of a recipe.
 
     The display is drawn on standard error: standard output is for the result.
 
     Raises:
-        ConfigurationError: there is no such directory, or the recipe is wrong.
+        ConfigurationError: there is no such model, or the recipe is wrong.
     """
-    directory = Path(model).expanduser().resolve()
-    if not (directory / "config.json").is_file():
-        raise ConfigurationError([Problem("MODEL", f"{model} is not the directory of a Hugging Face model (it has no config.json)")])
-    recipe, _ = checked(overrides)
-    config = RecipeConfig.model_validate(recipe.model_dump() | {"model": {"path": str(directory), "dtype": recipe.model.dtype}})
+    recipe = compose(overrides)
+    path = str(Path(model).expanduser().resolve()) if Path(model).expanduser().exists() else model
+    config = RecipeConfig.model_validate(recipe.model_dump() | {"model": {"path": path, "dtype": recipe.model.dtype}})
+    warnings = checked(config)
     logs = workspace.work_directory() / "evaluate"
-    phases = [PREPARE_DATA, START_ENGINE, evaluation_phase(MODEL)]
+    phases = [CREATE_MODEL, PREPARE_DATA, START_ENGINE, evaluation_phase(MODEL)]
     with observed(logs / "almanac.log", f"{model} on the test set of {config.name}", phases, descriptor=2) as display:
+        for warning in warnings:
+            display.show(Notice(text=warning))
         from tasks.stages import evaluate_model
 
-        return config, evaluate_model(config, MODEL, directory, logs / "workers", display.show)
+        return config, evaluate_model(config, MODEL, logs / "workers", display.show)
 
 
 @contextmanager

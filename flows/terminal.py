@@ -39,7 +39,7 @@ def captured(log_file: Path, descriptor: int = 1) -> Iterator[Console]:
             logging.getLogger().addHandler(handler)
             # Python's own streams too: they would be buffered in blocks now, and tests or notebooks put others in their place.
             with redirect_stdout(log), redirect_stderr(log), os.fdopen(os.dup(saved[descriptor]), "w", encoding="utf-8") as terminal:
-                yield _console(terminal)
+                yield Console(file=terminal, highlight=False, width=_width(terminal))
         finally:
             logging.getLogger().removeHandler(handler)
             _flush()
@@ -61,16 +61,19 @@ def silence_exit(log_file: Path) -> None:
     atexit.register(redirect)
 
 
-def _console(terminal: TextIO) -> Console:
+def plain_console() -> Console:
+    """A console on standard output, for commands that print and end."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH)
+
+
+def _width(terminal: TextIO) -> int | None:
     """rich asks 0, 1 and 2 how wide the terminal is; 1 and 2 are files now, and 0 may be none. COLUMNS, where somebody set it, wins."""
-    width = None
-    if "COLUMNS" not in os.environ:
-        if not terminal.isatty():
-            width = PLAIN_WIDTH
-        elif not os.isatty(0):
-            # 0 where the terminal does not know.
-            width = os.get_terminal_size(terminal.fileno()).columns or None
-    return Console(file=terminal, highlight=False, width=width)
+    if "COLUMNS" in os.environ:
+        return None
+    if not terminal.isatty():
+        return PLAIN_WIDTH
+    # 0 where the terminal does not know.
+    return None if os.isatty(0) else os.get_terminal_size(terminal.fileno()).columns or None
 
 
 def _flush() -> None:

@@ -75,14 +75,6 @@ class RunContext:
                 self.save()
         self.listener(event)
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[list[str]]:
-        """Tells whoever watches that a part of the run begins and ends. What the body appends to the list is told as its result."""
-        result: list[str] = []
-        self.listener(PhaseStarted(phase=name))
-        yield result
-        self.listener(PhaseFinished(phase=name, result=", ".join(result)))
-
     def save(self) -> None:
         """Writes the record as it is now."""
         records.write(self.record)
@@ -115,9 +107,9 @@ def open_run(config: RecipeConfig, run: str, listener: Listener) -> Iterator[Run
             # Leaving the tracker draws the plots and closes MLflow's runs.
             listener(PhaseStarted(phase=FINISH))
             record.finished = records.now()
-        listener(PhaseFinished(phase=FINISH))
         record.status = "finished"
         records.write(record)
+        listener(PhaseFinished(phase=FINISH))
     except BaseException as error:
         _mark_failed(record, error)
         raise

@@ -1,9 +1,11 @@
 """What a run will do, in order, and where it is: for whoever watches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from engine.events import Event
+from engine.hardware import resolve_device, resolve_dtype
 from tasks.config import RecipeConfig
 
 START_PREFECT = "start Prefect"
@@ -43,6 +45,15 @@ Report = Event | PhaseStarted | PhaseFinished | Notice
 Listener = Callable[[Report], None]
 
 
+@contextmanager
+def told(listener: Listener, phase: str) -> Iterator[list[str]]:
+    """Tells `listener` that a phase begins and ends. What the body appends to the list is told as its result."""
+    result: list[str] = []
+    listener(PhaseStarted(phase=phase))
+    yield result
+    listener(PhaseFinished(phase=phase, result=", ".join(result)))
+
+
 def evaluation_phase(label: str) -> str:
     """Phase of the evaluation `label`."""
     return f"evaluate {label}"
@@ -54,3 +65,10 @@ def planned_phases(config: RecipeConfig) -> list[str]:
     for stage in config.stages:
         phases += [stage, evaluation_phase(stage)]
     return [*phases, FINISH]
+
+
+def devices(config: RecipeConfig) -> str:
+    """Ranks, device and number type that the engine works with."""
+    device = resolve_device(config.resources.device)
+    ranks = config.resources.ranks
+    return f"{ranks} rank{'s' if ranks > 1 else ''}, {device}, {resolve_dtype(device, config.model.dtype)}"

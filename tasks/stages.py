@@ -13,7 +13,6 @@ from transformers import AutoTokenizer
 
 from engine import model
 from engine.config import RLStageConfig
-from engine.hardware import resolve_device, resolve_dtype
 from engine.prompts import Prompt
 from engine.tokenizer import render_prompt
 from engine.trainer import evaluation
@@ -32,9 +31,9 @@ from tasks.progress import (
     START_ENGINE,
     Listener,
     Notice,
-    PhaseFinished,
-    PhaseStarted,
+    devices,
     evaluation_phase,
+    told,
 )
 from tasks.schemas import DataError
 
@@ -43,15 +42,14 @@ EVALUATION = "evaluation"
 
 
 def create_model(context: RunContext) -> None:
-    """The weights that the recipe starts from, made once and kept under `.work/models`.
+    """The weights that the recipe starts from.
 
     Raises:
         ValueError: the model cannot be made; names the key.
     """
     config = context.config
-    with context.phase(CREATE_MODEL):
-        key = model.model_digest_key(config.model, config.seed)
-        context.model_directory = model.create(config.model, config.seed, workspace.models_directory() / key)
+    with told(context.listener, CREATE_MODEL):
+        context.model_directory = first_weights(config)
         context.record.lineage.base_model_digest = model.directory_digest(context.model_directory)
         context.save()
 
@@ -63,7 +61,7 @@ def prepare_data(context: RunContext) -> None:
         DataError: a file cannot be used; names file, row and column.
     """
     config = context.config
-    with context.phase(PREPARE_DATA) as result:
+    with told(context.listener, PREPARE_DATA) as result:
         context.data = prepared(config, context.model_directory)
         context.test = data.load_prompts(context.data.path("test"))
         context.record.lineage.dataset_digests = context.data.digests
@@ -92,7 +90,7 @@ def engine(context: RunContext) -> Iterator[None]:
         WorkerError: a worker failed; names it.
     """
     with ExitStack() as stack:
-        with context.phase(START_ENGINE) as result:
+        with told(context.listener, START_ENGINE) as result:
             opening = Session.open(context.config.engine(), context.model_directory, context.directory / "workers")
             context.session = stack.enter_context(opening)
             result.append(devices(context.config))
@@ -103,7 +101,7 @@ def evaluate(context: RunContext, label: str) -> None:
     """Accuracy of the policy on the test prompts: of `base`, or after the stage with this name, whose gain it then is."""
     config = context.config
     before = None if label == BASE else context.evaluation
-    with context.phase(evaluation_phase(label)) as result:
+    with told(context.listener, evaluation_phase(label)) as result:
         found = evaluation.evaluate(context.session, label, config.evaluation, config.evaluation_reward, context.test, config.seed, context.emit)
         context.accuracy = context.tracker.log_evaluation(found, stage=None if before is None else label)
         if before is not None:
@@ -136,25 +134,35 @@ def export(context: RunContext, name: str) -> None:
     context.tracker.log_model(name, entry.steps, directory)
 
 
-def evaluate_model(config: RecipeConfig, label: str, directory: Path, log_directory: Path, listener: Listener) -> Accuracy:
-    """Accuracy of a Hugging Face model directory on a recipe's test prompts, without a run: nothing is recorded.
+def evaluate_model(config: RecipeConfig, label: str, log_directory: Path, listener: Listener) -> Accuracy:
+    """Accuracy of a recipe's first weights on its test prompts, without a run: nothing is recorded.
 
     Raises:
-        DataError, ResourceError, WorkerError: as in a run.
+        ValueError, DataError, ResourceError, WorkerError: as in a run.
     """
-    listener(PhaseStarted(phase=PREPARE_DATA))
-    ready = prepared(config, directory)
-    listener(PhaseFinished(phase=PREPARE_DATA, result=f"{ready.rows['test']} to test"))
-    prompts = data.load_prompts(ready.path("test"))
-    listener(PhaseStarted(phase=START_ENGINE))
-    with Session.open(config.engine(), directory, log_directory) as session:
-        listener(PhaseFinished(phase=START_ENGINE, result=devices(config)))
-        listener(PhaseStarted(phase=evaluation_phase(label)))
-        reward = config.evaluation_reward
-        found = evaluation.evaluate(session, label, config.evaluation, reward, prompts, config.seed, listener)
-        summary = accuracy(found, config.evaluation, config.seed)
-        listener(PhaseFinished(phase=evaluation_phase(label), result=described(summary)))
+    with told(listener, CREATE_MODEL):
+        directory = first_weights(config)
+    with told(listener, PREPARE_DATA) as result:
+        ready = prepared(config, directory)
+        prompts = data.load_prompts(ready.path("test"))
+        result.append(f"{len(prompts)} to test")
+    with ExitStack() as stack:
+        with told(listener, START_ENGINE) as result:
+            session = stack.enter_context(Session.open(config.engine(), directory, log_directory))
+            result.append(devices(config))
+        with told(listener, evaluation_phase(label)) as result:
+            found = evaluation.evaluate(session, label, config.evaluation, config.evaluation_reward, prompts, config.seed, listener)
+            summary = accuracy(found, config.evaluation, config.seed)
+            result.append(described(summary))
     return summary
+
+
+def first_weights(config: RecipeConfig) -> Path:
+    """Directory of the model that the recipe starts from, made once and kept under `.work/models`; a local directory is taken as it is."""
+    if config.model.path is not None and Path(config.model.path).is_dir():
+        return Path(config.model.path)
+    key = model.model_digest_key(config.model, config.seed)
+    return model.create(config.model, config.seed, workspace.models_directory() / key)
 
 
 def prepared(config: RecipeConfig, model_directory: Path) -> PreparedData:
@@ -176,13 +184,6 @@ def described(summary: Accuracy) -> str:
     """Average accuracy and its interval, short enough for a line."""
     average = summary.average
     return f"avg@{summary.samples_per_prompt} {100 * average.mean:.1f} % [{100 * average.low:.1f}, {100 * average.high:.1f}]"
-
-
-def devices(config: RecipeConfig) -> str:
-    """Ranks, device and number type that the engine works with."""
-    device = resolve_device(config.resources.device)
-    ranks = config.resources.ranks
-    return f"{ranks} rank{'s' if ranks > 1 else ''}, {device}, {resolve_dtype(device, config.model.dtype)}"
 
 
 def _stages_that_read(config: RecipeConfig, split: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Waiting for workers, never without a limit: who did not answer, and what he was doing."""
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ def wait(references: Sequence[Any], calls: Sequence[Call], seconds: float) -> li
             try:
                 ray.get(reference)
             except ray.exceptions.RayTaskError as error:
-                raise WorkerError(f"{call_of[reference]} raised:\n{error}") from error
+                plain = re.sub(r"\x1b\[\d+m", "", str(error))  # Ray colours its text, terminal or not
+                raise WorkerError(f"{call_of[reference]} raised:\n{plain}") from error
             except ray.exceptions.RayActorError as error:
                 raise WorkerError(f"{call_of[reference]}: the worker's process is gone. {error}") from error
     return ray.get(list(references))

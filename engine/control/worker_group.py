@@ -82,10 +82,12 @@ class WorkerGroup:
     def _call(self, method: str, dispatch: Dispatch, *arguments: Any, **keyword_arguments: Any) -> BatchFuture:
         """Sends one call to every rank and returns at once."""
         spread = [self._spread(dispatch, argument) for argument in (*arguments, *keyword_arguments.values())]
-        references = [
-            host.call.remote(method, tuple(keyword_arguments), *(parts[rank] for parts in spread)) for rank, host in enumerate(self._hosts)
-        ]
         calls = [Call(self.role, rank, method) for rank in range(self.ranks)]
+        references = [
+            # Named, so that an error that comes down the dataflow tells where it began.
+            host.call.options(name=str(call)).remote(method, tuple(keyword_arguments), *(parts[call.rank] for parts in spread))
+            for host, call in zip(self._hosts, calls, strict=True)
+        ]
         return BatchFuture(references, calls, gather if dispatch is Dispatch.DATA_PARALLEL else list, self._deadline_seconds)
 
     def _spread(self, dispatch: Dispatch, argument: Any) -> list[Any]:

@@ -65,9 +65,7 @@ class Session:
             host, port = actor.rendezvous()
             for rank, digest in enumerate(actor.start(host, port).get()):
                 if digest != config.digest():
-                    raise ConfigurationMismatchError(
-                        f"actor rank {rank} confirms configuration {digest}, the controller has {config.digest()}"
-                    )
+                    raise ConfigurationMismatchError(f"actor rank {rank} confirms configuration {digest}, the controller has {config.digest()}")
             session = cls(config, actor, model_directory)
             actor.synchronise().get()
             yield session

@@ -60,9 +60,7 @@ def _rendered(tokenizer: Any, conversations: Sequence[Conversation], max_tokens:
     rendered = [render_conversation(tokenizer, messages) for messages in conversations]
     fitting = [row for row in rendered if len(row[0]) <= max_tokens]
     if not fitting:
-        raise ValueError(
-            f"none of {len(rendered)} conversations fits max_tokens={max_tokens}; the shortest has {min(len(r[0]) for r in rendered)}"
-        )
+        raise ValueError(f"none of {len(rendered)} conversations fits max_tokens={max_tokens}; the shortest has {min(len(r[0]) for r in rendered)}")
     return fitting
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from engine.algorithms.groups import group_statistics
 from engine.algorithms.registry import ADVANTAGES
 from engine.algorithms.types import AdvantageInputs
 from engine.batch import Batch
@@ -52,6 +53,7 @@ class SyncTrainer:
         temperature, max_tokens = config.sampling.temperature, config.training.max_tokens_per_micro_batch
         repeated = [prompt for prompt in prompts for _ in range(config.samples_per_prompt)]
         requests = self._requests(step, repeated)
+        estimate = ADVANTAGES.get(config.algorithm.advantage.estimator)
 
         with timer("generate"):
             rollout = actor.generate(requests)
@@ -62,7 +64,8 @@ class SyncTrainer:
             rewards = torch.tensor(score(config.reward, samples.objects["response"], repeated, seed=(self.seed, step)))
         with timer("log_prob"):
             agreed = self._agreed(step, agreement.get())
-        advantages = self._advantages(samples, rewards)
+        scored = self._advantage_inputs(samples, rewards)
+        advantages = Batch(tensors={"advantages": estimate(scored, config.algorithm.advantage)})
         with timer("update"):
             updated = actor.update(rollout, old, advantages, config.algorithm.loss, config.updates_per_step, temperature, max_tokens).get()
         with timer("synchronise"):
@@ -71,7 +74,7 @@ class SyncTrainer:
         self._report(step, repeated, samples, rewards, synchronised)
         tokens = sum(samples.objects["response_tokens"])
         return {
-            **self._sample_metrics(samples, rewards),
+            **self._sample_metrics(samples, scored),
             **agreed,
             **updated.result(),
             "sync/bytes_received": max(rank["bytes_received"] for rank in synchronised),
@@ -103,28 +106,23 @@ class SyncTrainer:
             )
         return metrics
 
-    def _advantages(self, samples: Batch, rewards: torch.Tensor) -> Batch:
-        """Advantages [B, T] of the whole step."""
+    def _advantage_inputs(self, samples: Batch, rewards: torch.Tensor) -> AdvantageInputs:
+        """The whole step's samples by group."""
         group = torch.arange(len(samples)) // self.config.samples_per_prompt
-        inputs = AdvantageInputs(rewards=rewards, group=group, mask=samples.tensors["response_mask"])
-        config = self.config.algorithm.advantage
-        return Batch(tensors={"advantages": ADVANTAGES.get(config.estimator)(inputs, config)})
+        return AdvantageInputs(rewards=rewards, group=group, mask=samples.tensors["response_mask"])
 
-    def _sample_metrics(self, samples: Batch, rewards: torch.Tensor) -> dict[str, float]:
-        by_group = rewards.view(-1, self.config.samples_per_prompt)
+    def _sample_metrics(self, samples: Batch, scored: AdvantageInputs) -> dict[str, float]:
         lengths = torch.tensor(samples.objects["response_tokens"], dtype=torch.float32)
         return {
-            "reward/mean": rewards.mean().item(),
-            "reward/std": rewards.std().item(),
+            "reward/mean": scored.rewards.mean().item(),
+            "reward/std": scored.rewards.std().item(),
             "response/tokens_mean": lengths.mean().item(),
             "response/tokens_max": lengths.max().item(),
             "response/truncated_fraction": 1 - sum(samples.objects["finished"]) / len(samples),
-            "data/zero_signal_groups": float((by_group.amax(1) == by_group.amin(1)).sum()),
+            **group_statistics(scored.rewards, scored.group, scored.valid).result(),
         }
 
-    def _report(
-        self, step: int, repeated: Sequence[Prompt], samples: Batch, rewards: torch.Tensor, synchronised: list[dict[str, float]]
-    ) -> None:
+    def _report(self, step: int, repeated: Sequence[Prompt], samples: Batch, rewards: torch.Tensor, synchronised: list[dict[str, float]]) -> None:
         self.emit(
             WeightsSynchronised(
                 stage=self.stage,
@@ -141,9 +139,7 @@ class SyncTrainer:
 
 def sample_rows(ids: Sequence[str], prompts: Sequence[Prompt], samples: Batch, rewards: Sequence[float]) -> list[dict[str, Any]]:
     """Rows of `SamplesGenerated`, one a sample."""
-    columns = zip(
-        ids, prompts, samples.objects["response"], rewards, samples.objects["response_tokens"], samples.objects["finished"], strict=True
-    )
+    columns = zip(ids, prompts, samples.objects["response"], rewards, samples.objects["response_tokens"], samples.objects["finished"], strict=True)
     return [
         {
             "sample_id": sample_id,

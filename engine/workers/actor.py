@@ -26,7 +26,6 @@ from engine.control.dispatch import Dispatch, register
 from engine.export import save_checkpoint
 from engine.metrics import Maximum, Mean, Statistics, Sum
 from engine.rollout.backend import Request
-from engine.rollout.vllm import VLLMBackend
 from engine.training.backend import TokenScores
 from engine.training.fsdp import FSDPBackend
 from engine.training.micro_batches import micro_batches
@@ -42,9 +41,7 @@ class Phase(Enum):
 class HybridActor:
     """One rank. Methods marked DATA_PARALLEL or ALL are collectives: the group calls them on every rank."""
 
-    def __init__(
-        self, config: EngineConfig, model_directory: Path, log_directory: Path, device: str, dtype: str, rank: int, world_size: int
-    ) -> None:
+    def __init__(self, config: EngineConfig, model_directory: Path, log_directory: Path, device: str, dtype: str, rank: int, world_size: int) -> None:
         _log_to(log_directory / f"rank_{rank}.log")
         self._config = config
         self._model_directory = model_directory
@@ -58,6 +55,8 @@ class HybridActor:
     @register(Dispatch.ALL)
     def start(self, master_address: str, master_port: int) -> str:
         """Joins the ranks' process group and builds both engines. Returns the digest of the configuration that this rank was given."""
+        from engine.rollout.vllm import VLLMBackend  # seconds of import and a gigabyte, which the controller can do without
+
         os.environ |= {
             "RANK": str(self._rank),
             "WORLD_SIZE": str(self._world_size),
@@ -217,9 +216,7 @@ class HybridActor:
         return Denominators(tokens=int(total[0]), sequences=int(total[1]))
 
     def _score(self, batch: Batch, temperature: float) -> TokenScores:
-        return self._training.score(
-            batch.tensors["input_ids"].to(self._device), batch.tensors["response_mask"].to(self._device), temperature
-        )
+        return self._training.score(batch.tensors["input_ids"].to(self._device), batch.tensors["response_mask"].to(self._device), temperature)
 
     def _optimizer_step(self, batch: Batch, max_tokens: int, term: Callable[[Batch], torch.Tensor], statistics: Statistics) -> None:
         done = self._training.optimizer_step(micro_batches(batch, max_tokens), term)
@@ -227,9 +224,7 @@ class HybridActor:
         statistics.add("policy/learning_rate", Maximum(done.learning_rate))
         statistics.add("policy/skipped_steps", Maximum(float(done.skipped)))
 
-    def _policy_loss(
-        self, batch: Batch, loss: LossConfig, denominators: Denominators, temperature: float, statistics: Statistics
-    ) -> torch.Tensor:
+    def _policy_loss(self, batch: Batch, loss: LossConfig, denominators: Denominators, temperature: float, statistics: Statistics) -> torch.Tensor:
         mask = batch.tensors["response_mask"].to(self._device)
         inputs = LossInputs(
             log_probs=self._score(batch, temperature).log_probs,

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -18,6 +19,12 @@ from engine.control.dispatch import Dispatch, register
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 LONGER_THAN_ANY_TEST_SECONDS = 3600
+
+
+def wait_for(path: Path) -> None:
+    end = time.monotonic() + LONGER_THAN_ANY_TEST_SECONDS
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.05)
 
 
 class Sealed:
@@ -69,10 +76,10 @@ class LightWorker:
         return len(items)
 
     @register(Dispatch.ALL)
-    def explode(self, rank: int) -> None:
-        """One rank raises, the others never answer."""
+    def explode(self, rank: int, until: Path) -> None:
+        """One rank raises while the others do not answer."""
         if self.rank != rank:
-            time.sleep(LONGER_THAN_ANY_TEST_SECONDS)
+            wait_for(until)
         raise ArithmeticError("the sum does not come out")
 
     @register(Dispatch.DATA_PARALLEL)
@@ -80,29 +87,27 @@ class LightWorker:
         raise ArithmeticError("the sum does not come out")
 
     @register(Dispatch.ALL)
-    def die(self, rank: int, how: str) -> None:
-        """One rank's process ends, the others never answer."""
-        if self.rank != rank:
-            time.sleep(LONGER_THAN_ANY_TEST_SECONDS)
-        if how == "exit":
-            os._exit(3)
-        os.kill(os.getpid(), signal.SIGKILL)
+    def be_silent(self, rank: int, until: Path) -> None:
+        """One rank does not answer."""
+        if self.rank == rank:
+            wait_for(until)
 
     @register(Dispatch.ALL)
-    def die_in_a_collective(self, rank: int, host: str, port: int) -> None:
+    def die(self, rank: int) -> None:
+        """One rank's process is killed, the others never answer."""
+        if self.rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(LONGER_THAN_ANY_TEST_SECONDS)
+
+    @register(Dispatch.ALL)
+    def exit_in_a_collective(self, rank: int, host: str, port: int) -> None:
         """One rank's process ends while the others wait for it inside gloo, which tells them that the connection is closed."""
         address = f"tcp://{host}:{port}"
         dist.init_process_group("gloo", init_method=address, rank=self.rank, world_size=self.world_size, timeout=timedelta(seconds=120))
         dist.all_reduce(torch.zeros(1))
         if self.rank == rank:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(3)
         dist.all_reduce(torch.zeros(1))
-
-    @register(Dispatch.ALL)
-    def sleep(self, rank: int) -> None:
-        """One rank never answers."""
-        if self.rank == rank:
-            time.sleep(LONGER_THAN_ANY_TEST_SECONDS)
 
     def unregistered(self) -> None:
         """Not for the controller."""

@@ -1,7 +1,9 @@
 """Composing: every shipped file is good, every key of the classes can be overridden, and all mistakes are told at once."""
 
 import threading
+import time
 
+import hydra
 import pytest
 import yaml
 from hydra.core.global_hydra import GlobalHydra
@@ -241,15 +243,28 @@ def test_composing_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
     assert not GlobalHydra.instance().is_initialized()
 
 
-def test_composing_in_threads() -> None:
-    """Hydra refuses a second thread by itself. Mutation: without the lock, some threads fail."""
-    found: list[int] = []
-    threads = [threading.Thread(target=lambda seed=seed: found.append(compose([TINY, f"seed={seed}"]).seed)) for seed in range(4)]
+def test_composing_in_threads(monkeypatch) -> None:
+    """Hydra has one global state. Mutation: without the lock, a thread composes while another one does."""
+    inside, overlaps, found = [], [], []
+
+    def watched(*arguments, **options):
+        overlaps.append(len(inside))
+        inside.append(1)
+        # Gives the other threads every chance to come in.
+        time.sleep(0.05)
+        try:
+            return hydra.compose(*arguments, **options)
+        finally:
+            inside.pop()
+
+    monkeypatch.setattr("tasks.compose.hydra_compose", watched)
+    threads = [threading.Thread(target=lambda seed=seed: found.append(compose([TINY, f"seed={seed}"]).seed)) for seed in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(found) == [0, 1, 2, 3]
+    assert overlaps == [0, 0, 0]
+    assert sorted(found) == [0, 1, 2]
 
 
 def test_every_key_of_the_classes_can_be_named_in_an_override() -> None:

@@ -1,0 +1,93 @@
+"""Configuration classes: frozen, strict, hashed; the rules that each keeps by itself."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from engine.config import (
+    ArchitectureConfig,
+    EngineConfig,
+    EvaluationConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ResourcesConfig,
+    RLStageConfig,
+    RolloutConfig,
+    TrainingConfig,
+)
+
+TRAINING = {"optimizer": {"learning_rate": 1e-3}}
+RL = {"kind": "rl", "steps": 1, "prompts_per_step": 8, "max_prompt_tokens": 8, "max_response_tokens": 8, "training": TRAINING}
+
+
+def test_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        ResourcesConfig().ranks = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "reason"),
+    [
+        (ResourcesConfig, {"rank": 1}, "Extra inputs are not permitted"),
+        (ResourcesConfig, {"ranks": "2"}, "valid integer"),
+        (ResourcesConfig, {"ranks": 2.0}, "valid integer"),
+        (ResourcesConfig, {"ranks": True}, "valid integer"),
+        (ResourcesConfig, {"ranks": 0}, "greater than 0"),
+        (ResourcesConfig, {"device": "tpu"}, "'auto', 'cpu' or 'cuda'"),
+        (OptimizerConfig, {"learning_rate": "1e-3"}, "valid number"),
+        (OptimizerConfig, {"learning_rate": float("nan")}, "finite number"),
+        (OptimizerConfig, {"learning_rate": -1e-9}, "greater than or equal to 0"),
+        (OptimizerConfig, {}, "Field required"),
+        (RolloutConfig, {"gpu_memory_fraction": 1.01}, "less than or equal to 1"),
+        (RolloutConfig, {"max_log_prob_difference": 0.0}, "greater than 0"),
+        (EvaluationConfig, {"confidence": 1.0}, "less than 1"),
+        (ArchitectureConfig, {"head_dim": 16}, "head_dim"),
+        (ArchitectureConfig, {"attention_heads": 4, "key_value_heads": 3}, "must be a multiple of key_value_heads"),
+        (ModelConfig, {}, "set exactly one of architecture, path, gguf; set are: none"),
+        (ModelConfig, {"path": "a", "architecture": {}}, "set are: architecture, path"),
+        (LossConfig, {"aggregation": "sequence_sum_constant"}, "goes with aggregation=sequence_sum_constant"),
+        (LossConfig, {"aggregation_constant_tokens": 64}, "goes with aggregation=sequence_sum_constant"),
+        (RLStageConfig, {**RL, "updates_per_step": 3}, "must be a multiple of updates_per_step"),
+        (RLStageConfig, {**RL, "samples_per_prompt": 1}, "greater than or equal to 2"),
+        (EngineConfig, {"max_context_tokens": 8, "seed": 2**31}, "less than 2147483648"),
+    ],
+)
+def test_refused(settings, values: dict, reason: str) -> None:
+    """Mutation: take `strict`, `extra` or `allow_inf_nan` out of Settings.model_config."""
+    with pytest.raises(ValidationError, match=reason):
+        settings(**values)
+
+
+def test_whole_numbers_are_numbers() -> None:
+    assert OptimizerConfig(learning_rate=0).learning_rate == 0.0
+
+
+def test_control_arm_without_learning_is_allowed() -> None:
+    assert TrainingConfig(optimizer=OptimizerConfig(learning_rate=0.0)).optimizer.learning_rate == 0
+
+
+@given(seed=st.integers(0, 2**31 - 1), ranks=st.integers(1, 64), difference=st.none() | st.floats(1e-9, 1.0))
+def test_digest_depends_on_the_values_alone(seed: int, ranks: int, difference: float | None) -> None:
+    config = EngineConfig(
+        seed=seed, max_context_tokens=64, resources=ResourcesConfig(ranks=ranks), rollout=RolloutConfig(max_log_prob_difference=difference)
+    )
+    assert EngineConfig.model_validate_json(config.model_dump_json()).digest() == config.digest()
+    assert config.model_copy(update={"seed": (seed + 1) % 2**31}).digest() != config.digest()
+
+
+def test_a_default_written_out_changes_no_digest_and_a_nested_value_does() -> None:
+    plain = EngineConfig(max_context_tokens=64)
+    assert EngineConfig(max_context_tokens=64, seed=0, rollout=RolloutConfig()).digest() == plain.digest()
+    assert EngineConfig(max_context_tokens=64, rollout=RolloutConfig(max_concurrent_samples=1)).digest() != plain.digest()
+
+
+def test_digest_is_the_same_in_another_process() -> None:
+    """Workers confirm it. Mutation: `hash(...)` instead of SHA-256, which each process salts."""
+    code = "from engine.config import EngineConfig; print(EngineConfig(max_context_tokens=64).digest())"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == EngineConfig(max_context_tokens=64).digest()

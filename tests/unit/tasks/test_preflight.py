@@ -1,0 +1,191 @@
+"""Preflight: shipped recipes pass, and what a run would stumble over is found beforehand, everything at once."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks import preflight as module
+from tasks.compose import choices, compose
+from tasks.config import RecipeConfig
+from tasks.preflight import Finding, preflight
+from tasks.workspace import checkout
+
+FILES = ["recipe=polaris_tiny", "data=files", "~stages.sft"]
+ROW = {
+    "prompt": [{"role": "user", "content": "1 + 1 ="}],
+    "data_source": "chain_sum",
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"index": 0},
+}
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project's root of its own, on a machine of two cores and no GPU."""
+    monkeypatch.setenv("ALMANAC_ROOT", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(module, "cores", lambda: 2)
+    monkeypatch.setattr(module, "gpus", list)
+    monkeypatch.setattr(module, "torch_has_cuda", lambda: False)
+    return tmp_path
+
+
+def found(*overrides: str, level: str = "error") -> list[Finding]:
+    return [finding for finding in preflight(compose(list(overrides))) if finding.level == level]
+
+
+def keys(findings: list[Finding]) -> list[str]:
+    return [finding.key for finding in findings]
+
+
+def write_parquet(path: Path, rows: list[dict]) -> None:
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+@pytest.mark.parametrize("recipe", sorted(choices("recipe")))
+def test_every_shipped_recipe_passes(recipe: str) -> None:
+    assert preflight(compose([f"recipe={recipe}"])) == []
+
+
+def test_composing_and_preflighting_import_nothing_heavy() -> None:
+    """Checking a recipe takes a second, not the ten that torch takes. Mutation: `import torch` at the top of any module on the way."""
+    code = (
+        "import sys; from tasks.compose import compose; from tasks.preflight import preflight\n"
+        "preflight(compose(['recipe=smollm2_sums']))\n"
+        "print(sorted({'torch', 'vllm', 'ray', 'mlflow', 'prefect', 'transformers', 'pandera', 'pandas'} & set(sys.modules)))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], cwd=checkout(), capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_more_ranks_than_cores_names_key_and_resource() -> None:
+    """Mutation: leave `cpus_per_rank` out of the product, and the second is not found."""
+    (finding,) = found("recipe=polaris_tiny", "resources.ranks=4")
+    assert finding.key == "resources.ranks"
+    assert "4 of Ray's resource CPU, and this machine has 2" in finding.text
+    assert keys(found("recipe=polaris_tiny", "resources.cpus_per_rank=2")) == ["resources.ranks"]
+
+
+def test_a_cluster_is_asked_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert found("recipe=polaris_tiny", "resources.ranks=4") == []
+
+
+def test_cuda_without_gpu_or_without_cuda_pytorch() -> None:
+    assert keys(found("recipe=polaris_tiny", "resources=one_gpu")) == ["resources.device", "resources.ranks"]
+
+
+def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "torch_has_cuda", lambda: True)
+    monkeypatch.setattr(module, "gpus", lambda: ["NVIDIA H100"])
+    assert found("recipe=polaris_tiny", "resources=one_gpu") == []
+    (finding,) = found("recipe=polaris_tiny", "resources=one_gpu", "resources.ranks=2")
+    assert "2 of Ray's resource GPU, and 1 are visible" in finding.text
+
+
+def test_good_files_pass(root: Path) -> None:
+    write_parquet(root / "train.parquet", [ROW])
+    (root / "test.jsonl").write_text("\n" + json.dumps(ROW) + "\n")
+    assert found(*FILES, "data.train_file=train.parquet", "data.test_file=test.jsonl") == []
+    assert found(*FILES, f"data.train_file={root}/train.parquet") == []
+
+
+def test_bad_files_are_found_together(root: Path) -> None:
+    """Mutation: read columns only of files with rows, or stop at the first bad file."""
+    (root / "empty.parquet").touch()
+    (root / "folder.jsonl").mkdir()
+    (root / "sft.csv").write_text("a,b\n")
+    overrides = ["data.train_file=missing.parquet", "data.validation_file=empty.parquet", "data.test_file=folder.jsonl", "data.sft_file=sft.csv"]
+    assert [str(finding) for finding in found(*FILES, *overrides)] == [
+        f"data.train_file: {root}/missing.parquet does not exist; relative paths start at the root",
+        f"data.validation_file: {root}/empty.parquet is empty",
+        f"data.test_file: {root}/folder.jsonl is not a file; relative paths start at the root",
+        f"data.sft_file: {root}/sft.csv ends in neither .parquet nor .jsonl; convert it, or rename it if it is one of them",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("train.parquet", b"PAR1 no", "cannot be read as parquet"),
+        ("train.jsonl", b"{broken\n", "cannot be read as jsonl"),
+        ("train.jsonl", b"\xff\xfe\n", "cannot be read as jsonl"),
+        ("train.jsonl", b"[1]\n", "its first line is not a JSON object"),
+        ("train.jsonl", b"\n \n", "has no rows"),
+    ],
+)
+def test_a_file_that_is_not_what_it_says(root: Path, name: str, content: bytes, reason: str) -> None:
+    (root / name).write_bytes(content)
+    (finding,) = found(*FILES, f"data.train_file={name}")
+    assert finding.key == "data.train_file"
+    assert reason in finding.text
+
+
+def test_parquet_without_a_row_or_a_column(root: Path) -> None:
+    lacking = {name: value for name, value in ROW.items() if name not in ("ability", "reward_model")}
+    write_parquet(root / "lacking.parquet", [lacking])
+    pq.write_table(pa.Table.from_pylist([ROW]).slice(0, 0), root / "none.parquet")
+    findings = found(*FILES, "data.train_file=lacking.parquet", "data.test_file=none.parquet")
+    assert [finding.text.split(";")[0] for finding in findings] == [
+        f"{root}/lacking.parquet lacks the column ability",
+        f"{root}/lacking.parquet lacks the column reward_model",
+        f"{root}/none.parquet has no rows",
+    ]
+
+
+def test_gguf_package_and_file() -> None:
+    assert "run `make setup`" in found("recipe=smollm2_sums", "model.gguf.package=no_such_package")[0].text
+    assert "its GGUF files: SmolLM2-135M-Instruct.Q4_1.gguf" in found("recipe=smollm2_sums", "model.gguf.file=other.gguf")[0].text
+
+
+def test_model_path(root: Path) -> None:
+    recipe = ["recipe=smollm2_sums", "model.gguf=null"]
+    (root / "file").touch()
+    (root / "empty").mkdir()
+    (root / "model").mkdir()
+    (root / "model" / "config.json").write_text("{}")
+    assert preflight(compose([*recipe, f"model.path={root}/model"])) == []
+    for path in (f"{root}/file", f"{root}/empty", f"{root}/none", "./none", "a/b/c"):
+        assert keys(found(*recipe, f"model.path={path}")) == ["model.path"], path
+    for name in ("Qwen/Qwen3-0.6B", "gpt2"):
+        assert found(*recipe, f"model.path={name}") == []
+        assert keys(found(*recipe, f"model.path={name}", level="warning")) == ["model.path"]
+
+
+def test_free_disk() -> None:
+    (finding,) = found("recipe=polaris_tiny", "minimum_free_disk_gigabytes=1e9")
+    assert finding.key == "minimum_free_disk_gigabytes"
+
+
+def test_records_that_cannot_be_written(root: Path) -> None:
+    """A file where the directory should be: root may write anywhere, so that permission bits prove nothing here."""
+    (root / "mlruns").write_text("")
+    (finding,) = found("recipe=polaris_tiny")
+    assert finding.key == f"{root}/mlruns"
+    assert "cannot be written" in finding.text
+
+
+def test_a_root_that_does_not_exist_yet_is_no_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALMANAC_ROOT", str(root / "new" / "place"))
+    assert found("recipe=polaris_tiny") == []
+
+
+def test_what_is_suspicious_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.hardware.cpu_has_bfloat16", lambda: True)
+    overrides = ["~stages.sft", "stages.rl.training.optimizer.warmup_steps=100", "resources.device=cpu"]
+    findings = found("recipe=polaris_tiny", *overrides, level="warning")
+    assert keys(findings) == ["stages.rl", "stages.rl.training.optimizer.warmup_steps", "rollout.max_log_prob_difference"]
+    assert found("recipe=polaris_tiny", *overrides) == []
+
+
+def test_errors_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose(["recipe=polaris_tiny", "~stages.sft", "resources.ranks=4"])
+    assert [finding.level for finding in preflight(config)] == ["error", "warning"]
+    assert isinstance(config, RecipeConfig)
