@@ -239,6 +239,13 @@ class RLStageConfig(Settings):
             raise ValueError(f"prompts_per_step ({self.prompts_per_step}) must be a multiple of updates_per_step ({self.updates_per_step})")
         return self
 
+    @model_validator(mode="after")
+    def _whole_distribution(self) -> Self:
+        # The trainer's log-probs are over the whole vocabulary: of a truncated distribution they would be another policy's.
+        if self.sampling.top_p < 1 or self.sampling.top_k > 0:
+            raise ValueError("sampling.top_p and sampling.top_k must stay 1.0 and 0 in an RL stage; they are for evaluation")
+        return self
+
 
 class EngineConfig(Settings):
     """What every worker is given, and whose digest every worker confirms."""

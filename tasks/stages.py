@@ -18,7 +18,7 @@ from engine.tokenizer import render_prompt
 from engine.trainer import evaluation
 from engine.trainer.session import Session
 from engine.trainer.sft import train_sft
-from engine.trainer.sync import SyncTrainer
+from engine.trainer.sync import train_rl
 from tasks import data, workspace
 from tasks.accuracy import Accuracy, accuracy, record_gain
 from tasks.config import RecipeConfig
@@ -121,7 +121,7 @@ def train(context: RunContext, name: str) -> None:
     if stage.kind == "sft":
         train_sft(context.session, name, stage, data.load_conversations(context.data.path("sft")), seed, context.emit)
     else:
-        SyncTrainer(context.session, name, stage, _prompts(context, name, stage), seed, context.emit).run()
+        train_rl(context.session, name, stage, _prompts(context, name, stage), seed, context.emit)
 
 
 def export(context: RunContext, name: str) -> None:
