@@ -76,7 +76,8 @@ class Display:
         self._title, self._log = Text(title, style="bold"), Text(f"log: {log_file}", style="dim", overflow="fold")
         # The thread that redraws, and those that report.
         self._lock = RLock()
-        self._live = Live(get_renderable=self.picture, console=console, refresh_per_second=4)
+        # Left to itself, rich would bring everything that Python prints back to the terminal.
+        self._live = Live(get_renderable=self.picture, console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:

@@ -114,6 +114,9 @@ def _terminable() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, end)
     try:
         yield
+    except SystemExit as error:
+        # Ray puts a handler of its own in the place of ours, with another exit code.
+        raise SystemExit(TERMINATED) from error
     finally:
         signal.signal(signal.SIGTERM, before)
 

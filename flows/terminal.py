@@ -27,25 +27,26 @@ def captured(log_file: Path, descriptor: int = 1) -> Iterator[Console]:
         OSError: the file cannot be opened; nothing is redirected then.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with log_file.open("a", buffering=1, encoding="utf-8", errors="backslashreplace") as log:
+    # Never closed: libraries that are imported meanwhile keep it as their standard output for the rest of the process.
+    log = log_file.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
+    handler = logging.StreamHandler(log)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    _flush()
+    # Duplicates are not inherited: a child process cannot reach the terminal even if it tries.
+    saved = {number: os.dup(number) for number in (1, 2)}
+    try:
+        for number in saved:
+            os.dup2(log.fileno(), number)
+        logging.getLogger().addHandler(handler)
+        # Python's own streams too: they would be buffered in blocks now, and tests or notebooks put others in their place.
+        with redirect_stdout(log), redirect_stderr(log), os.fdopen(os.dup(saved[descriptor]), "w", encoding="utf-8") as terminal:
+            yield Console(file=terminal, highlight=False, width=_width(terminal))
+    finally:
+        logging.getLogger().removeHandler(handler)
         _flush()
-        # Duplicates are not inherited: a child process cannot reach the terminal even if it tries.
-        saved = {number: os.dup(number) for number in (1, 2)}
-        handler = logging.StreamHandler(log)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        try:
-            for number in saved:
-                os.dup2(log.fileno(), number)
-            logging.getLogger().addHandler(handler)
-            # Python's own streams too: they would be buffered in blocks now, and tests or notebooks put others in their place.
-            with redirect_stdout(log), redirect_stderr(log), os.fdopen(os.dup(saved[descriptor]), "w", encoding="utf-8") as terminal:
-                yield Console(file=terminal, highlight=False, width=_width(terminal))
-        finally:
-            logging.getLogger().removeHandler(handler)
-            _flush()
-            for number, original in saved.items():
-                os.dup2(original, number)
-                os.close(original)
+        for number, original in saved.items():
+            os.dup2(original, number)
+            os.close(original)
 
 
 def silence_exit(log_file: Path) -> None:

@@ -151,6 +151,6 @@ def add_step(stage: StageRecord, event: StepFinished) -> None:
     phases = dict(stage.seconds_by_phase)
     for phase, seconds in timings.items():
         phases[phase] = phases.get(phase, 0.0) + seconds
-    stage.steps, stage.seconds_by_phase = event.step, phases
     total = sum(phases.values())
+    stage.steps, stage.seconds, stage.seconds_by_phase = event.step, total, phases
     stage.tokens_per_second = tokens / total if total else None

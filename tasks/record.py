@@ -20,7 +20,6 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine import hardware
-from engine.events import Event, StageFinished, StageStarted, StepFinished
 from tasks import workspace
 from tasks.config import RecipeConfig
 
@@ -71,7 +70,7 @@ class StageRecord(Recorded):
     seconds: float | None = None
     """Wall-clock of the training, without evaluations."""
     seconds_by_phase: dict[str, float] = {}
-    """generate, reward, log_prob, update, synchronise, ... summed over the steps."""
+    """generate, reward, log_prob, update, synchronise and other, summed over the steps."""
     tokens_per_second: float | None = None
     model: str | None = None
     """Directory of the stage's last weights, in Hugging Face format."""
@@ -157,30 +156,6 @@ class RunRecord(Recorded):
     def stage(self, name: str) -> StageRecord:
         """The record of the stage `name`, to be changed in place."""
         return next(stage for stage in self.stages if stage.name == name)
-
-
-def observe(record: RunRecord, event: Event) -> None:
-    """Keeps the stage that an event belongs to up to date: its status, steps, seconds by phase and tokens per second."""
-    match event:
-        case StageStarted(stage=name, steps=steps):
-            stage = record.stage(name)
-            stage.status, stage.steps_planned = "running", steps
-        case StepFinished(stage=name, step=step, metrics=metrics):
-            _count_step(record.stage(name), step, metrics)
-        case StageFinished(stage=name, seconds=seconds):
-            stage = record.stage(name)
-            stage.status, stage.seconds = "finished", seconds
-
-
-def _count_step(stage: StageRecord, step: int, metrics: Mapping[str, float]) -> None:
-    seconds = {name[len("timing/") : -len("_seconds")]: value for name, value in metrics.items() if name.startswith("timing/")}
-    step_seconds = seconds.pop("step", sum(seconds.values()))
-    # Each step weighs as much as it took: the quotient is all tokens over all seconds.
-    tokens = (stage.tokens_per_second or 0.0) * (stage.seconds or 0.0) + metrics.get("throughput/tokens_per_second", 0.0) * step_seconds
-    stage.steps = step
-    stage.seconds = (stage.seconds or 0.0) + step_seconds
-    stage.tokens_per_second = tokens / stage.seconds if stage.seconds else None
-    stage.seconds_by_phase = {phase: stage.seconds_by_phase.get(phase, 0.0) + seconds.get(phase, 0.0) for phase in stage.seconds_by_phase | seconds}
 
 
 def new_run_id(recipe: str) -> str:

@@ -28,7 +28,7 @@ def only_run(run: str) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise RunInProgressError(f"{_holder()}; wait until it ends, or stop it. Its progress: almanac show latest") from error
+        raise RunInProgressError(f"{_holder()}; wait until it ends, or stop it") from error
     try:
         path.write_text(json.dumps({"run": run, "pid": os.getpid()}))
         yield
@@ -39,7 +39,8 @@ def only_run(run: str) -> Iterator[None]:
 def _holder() -> str:
     try:
         held = json.loads(workspace.lock_file().read_text())
-        return f"the run {held['run']} is on (process {held['pid']})"
+        log = workspace.run_directory(held["run"]) / "almanac.log"
+        return f"the run {held['run']} is on (process {held['pid']}, log {log})"
     except (ValueError, KeyError, TypeError):
         # It has just taken the lock and not yet said who it is.
         return f"another run is on (it holds {workspace.lock_file()})"

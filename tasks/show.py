@@ -19,7 +19,7 @@ from tasks import workspace
 from tasks.record import RunRecord, StageRecord
 from tasks.tracker_location import tracking_uri
 
-PHASE_ORDER = ("generate", "reward", "log_prob", "update", "synchronise")
+PHASE_ORDER = ("generate", "reward", "log_prob", "update", "synchronise", "other")
 START_SECONDS = 120.0
 """How long MLflow's server may take to answer for the first time."""
 
@@ -178,6 +178,9 @@ def ui(record: RunRecord | None, port: int = 5000) -> None:
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     log = workspace.work_directory() / "mlflow-ui.log"
     log.parent.mkdir(parents=True, exist_ok=True)
+    for sign in (signal.SIGTERM, signal.SIGHUP):
+        # As Ctrl-C: else the server would outlive a closed terminal.
+        signal.signal(sign, signal.default_int_handler)
     with log.open("w") as output:
         # A session of its own: Ctrl-C reaches us alone, and the server ends with all its workers when we say so.
         server = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)

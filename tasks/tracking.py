@@ -65,6 +65,8 @@ class Tracker:
         # MLflow's own patience, four minutes a call, would be the run's.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        # A line with the run's address on stdout, in the middle of the progress display.
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         self.events_file.parent.mkdir(parents=True, exist_ok=True)
         self._cursor = self.events_file.stat().st_size if self.events_file.exists() else 0
         lineage = self.record.lineage

@@ -10,7 +10,8 @@ def micro_batches(batch: Batch, max_tokens: int) -> list[Batch]:
     """`batch` in parts of similar length, each of at most `max_tokens` tokens with padding, trimmed to its longest row.
 
     Sharded forwards are collectives, so every rank must make as many: the largest count of all ranks decides, and a rank with
-    fewer rows than that gives parts without any response token, which add nothing to a loss. A collective itself.
+    fewer parts than that, or without any row, fills up with parts of one token and no response, which add nothing to a loss.
+    A collective itself.
     """
     lengths = batch.tensors["attention_mask"].sum(dim=1)
     order = torch.argsort(lengths, descending=True, stable=True)
@@ -25,7 +26,7 @@ def micro_batches(batch: Batch, max_tokens: int) -> list[Batch]:
     if dist.is_initialized():
         dist.all_reduce(wanted, op=dist.ReduceOp.MAX)
     cut = [_trimmed(batch.rows(rows)) for rows in parts]
-    return cut + [_without_response(cut[-1])] * (int(wanted) - len(cut))
+    return cut + [_without_response(batch)] * (int(wanted) - len(cut))
 
 
 def _trimmed(batch: Batch) -> Batch:
@@ -34,5 +35,4 @@ def _trimmed(batch: Batch) -> Batch:
 
 
 def _without_response(batch: Batch) -> Batch:
-    first = batch.rows(slice(0, 1))
-    return first.with_tensors(response_mask=torch.zeros_like(first.tensors["response_mask"]))
+    return Batch(tensors={name: tensor.new_zeros((1,) * min(tensor.ndim, 2)) for name, tensor in batch.tensors.items()}, meta=batch.meta)

@@ -92,7 +92,7 @@ class HybridActor:
         prompts = [len(request.prompt_tokens) for request in requests]
         rows = [torch.tensor([*request.prompt_tokens, *response.tokens]) for request, response in zip(requests, responses, strict=True)]
         log_probs = [torch.tensor([0.0] * length + response.log_probs) for length, response in zip(prompts, responses, strict=True)]
-        input_ids = pad_sequence(rows, batch_first=True)
+        input_ids = _padded(rows, torch.int64)
         position = torch.arange(input_ids.shape[1])
         attention_mask = position < torch.tensor([len(row) for row in rows]).unsqueeze(1)
         return Batch(
@@ -100,7 +100,7 @@ class HybridActor:
                 "input_ids": input_ids,
                 "attention_mask": attention_mask,
                 "response_mask": attention_mask & (position >= torch.tensor(prompts).unsqueeze(1)),
-                "rollout_log_probs": pad_sequence(log_probs, batch_first=True),
+                "rollout_log_probs": _padded(log_probs, torch.float32),
             },
             objects={
                 "response": [self._tokenizer.decode(response.tokens, skip_special_tokens=True) for response in responses],
@@ -244,6 +244,11 @@ class HybridActor:
         value = aggregate(-self._score(batch, 1.0).log_probs, mask, denominators, "token_mean", None)
         statistics.add(name, Sum(float(value.detach())))
         return value
+
+
+def _padded(rows: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    """[B, T], padded on the right; a rank has no row where there are fewer requests than ranks."""
+    return pad_sequence(rows, batch_first=True) if rows else torch.zeros((0, 0), dtype=dtype)
 
 
 def _log_to(path: Path) -> None:

@@ -38,7 +38,9 @@ def requests(session: Session, sampling: SamplingConfig | None, max_tokens: int 
     """Questions of different lengths, some of which the model has not seen."""
     questions = [f"{a}+{b}" + "+1" * (a % 3) for a in range(5) for b in range(2)]
     return [
-        Request(prompt_tokens=render_prompt(session.tokenizer, prompt(question).messages), seed=1000 * k + i, sampling=sampling, max_tokens=max_tokens)
+        Request(
+            prompt_tokens=render_prompt(session.tokenizer, prompt(question).messages), seed=1000 * k + i, sampling=sampling, max_tokens=max_tokens
+        )
         for i, question in enumerate(questions)
         for k in range(repeat)
     ]

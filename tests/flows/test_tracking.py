@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -332,8 +333,16 @@ def test_runs_of_dead_processes_are_ended(root: Path, client: MlflowClient) -> N
     }
 
 
-def test_events_may_come_from_any_thread(root: Path, client: MlflowClient) -> None:
-    # Mutation: no lock; two threads then send the same lines, or the count of records waiting is not 0.
+def test_events_may_come_from_any_thread(root: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Mutation: no lock; two threads then send the same lines.
+    write, written = mlflow_writer.MLflowWriter.write, []
+
+    def slowly(self: mlflow_writer.MLflowWriter, entry: journal.Entry) -> None:
+        written.append(entry.end)
+        time.sleep(0.01)
+        write(self, entry)
+
+    monkeypatch.setattr(mlflow_writer.MLflowWriter, "write", slowly)
     with Tracker(CONFIG, record()) as tracker:
         tracker.emit(StageStarted(stage="rl", kind="rl", steps=8))
         threads = [
@@ -345,6 +354,7 @@ def test_events_may_come_from_any_thread(root: Path, client: MlflowClient) -> No
         for thread in threads:
             thread.join()
     assert history(client, runs(client)["rl"], "reward/mean") == [(step, step / 10) for step in range(1, 9)]
+    assert written == sorted(set(written))
 
 
 def test_names_of_the_user_win(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

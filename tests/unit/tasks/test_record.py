@@ -11,7 +11,6 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from engine.events import StageFinished, StageStarted, StepFinished
 from tasks import record, workspace
 from tasks.config import RecipeConfig
 from tasks.record import Lineage, ProcessIdentity, RunRecord, StageRecord
@@ -144,22 +143,6 @@ def test_run_ids_differ_within_a_second(root: Path) -> None:
         record.write(make(ids[-1]))
     assert len(set(ids)) == 3
     assert all(run.startswith("tiny-2") for run in ids)
-
-
-def test_events_bring_a_stage_up_to_date() -> None:
-    # Two steps of 2 s and 6 s at 100 and 20 tokens/s: 200 + 120 tokens in 8 s are 40 tokens/s.
-    # Mutation: average the two rates; that gives 60.
-    run = make("x")
-    record.observe(run, StageStarted(stage="rl", kind="rl", steps=2))
-    assert run.stage("rl").status == "running"
-    for step, seconds, rate in ((1, 2.0, 100.0), (2, 6.0, 20.0)):
-        timing = {"timing/generate_seconds": seconds / 2, "timing/update_seconds": seconds / 4, "timing/step_seconds": seconds}
-        record.observe(run, StepFinished(stage="rl", step=step, metrics={"throughput/tokens_per_second": rate, **timing}))
-    stage = run.stage("rl")
-    assert (stage.steps, stage.seconds, stage.tokens_per_second) == (2, 8.0, 40.0)
-    assert stage.seconds_by_phase == {"generate": 4.0, "update": 2.0}
-    record.observe(run, StageFinished(stage="rl", steps=2, seconds=9.0))
-    assert (stage.status, stage.seconds) == ("finished", 9.0)
 
 
 def test_lineage_names_everything(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,155 @@
+"""A whole recipe, small, on the real parts: Prefect's temporary server, Ray, vLLM, FSDP2 and MLflow."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# Sums of two digits from a hundred SFT steps: enough for an accuracy that is not zero.
+SMALL = [
+    "recipe=polaris_tiny",
+    "resources=two_cpu",
+    "data.chain_sum.max_terms=2",
+    "data.chain_sum.sft_rows=120",
+    "data.chain_sum.train_rows=100",
+    "data.chain_sum.validation_rows=20",
+    "data.chain_sum.test_rows=30",
+    "stages.sft.steps=100",
+    "stages.sft.rows_per_step=24",
+    "stages.rl.steps=2",
+    "stages.rl.prompts_per_step=4",
+    "stages.rl.samples_per_prompt=4",
+    "stages.rl.max_response_tokens=16",
+    "evaluation.max_response_tokens=16",
+    "evaluation.samples_per_prompt=2",
+    "evaluation.bootstrap_resamples=200",
+]
+
+
+@dataclass
+class Almanac:
+    """The command, under a root of its own."""
+
+    root: Path
+
+    def __call__(self, *arguments: str, timeout: float = 500) -> subprocess.CompletedProcess[str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "ALMANAC_", "RAY_"))}
+        environment = inherited | {"ALMANAC_ROOT": str(self.root)}
+        command = [sys.executable, "-m", "flows.cli", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+@pytest.fixture(scope="module")
+def almanac(tmp_path_factory: pytest.TempPathFactory) -> Almanac:
+    return Almanac(tmp_path_factory.mktemp("root"))
+
+
+@pytest.fixture(scope="module")
+def ran(almanac: Almanac) -> subprocess.CompletedProcess[str]:
+    return almanac("run", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def shown(almanac: Almanac, ran: subprocess.CompletedProcess[str]) -> dict:
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    done = almanac("show", "latest", "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_terminal_shows_progress_and_a_table_and_no_library_logs(ran: subprocess.CompletedProcess[str], shown: dict) -> None:
+    assert ran.stderr == ""
+    for text in ("start engine: done", "sft: 100/100", "rl: 2/2", "evaluate rl: done", "Accuracy on the test set", "almanac ui"):
+        assert text in ran.stdout
+    assert not [word for word in ("INFO", "WARNING", "prefect.", "Traceback") if word in ran.stdout]
+    log = Path(shown["log_file"])
+    assert f"log: {log}" in ran.stdout
+    assert "Beginning flow run" in log.read_text()
+
+
+def test_the_record_holds_what_the_run_did(shown: dict, almanac: Almanac) -> None:
+    assert (shown["status"], shown["recipe"], shown["error"]) == ("finished", "polaris_tiny", None)
+    sft, rl = shown["stages"]
+    assert (sft["name"], sft["steps"], sft["status"]) == ("sft", 100, "finished")
+    assert (rl["name"], rl["steps"], rl["status"]) == ("rl", 2, "finished")
+    # One evaluation is the end of one stage and the beginning of the next.
+    assert rl["accuracy_before"] == sft["accuracy_after"]
+    assert sft["accuracy_before"] == 0.0
+    assert sft["accuracy_after"] > 0.0
+    for stage in (sft, rl):
+        assert stage["interval"][0] <= stage["accuracy_after"] <= stage["interval"][1]
+        assert stage["gain"] == pytest.approx(stage["accuracy_after"] - stage["accuracy_before"])
+        assert stage["seconds"] > 0
+        assert stage["tokens_per_second"] > 0
+        assert set(stage["by_difficulty"]) == {"2"}
+        assert Path(stage["model"]).is_dir()
+    assert {"generate", "reward", "log_prob", "update", "synchronise"} <= set(rl["seconds_by_phase"])
+    lineage = shown["lineage"]
+    assert set(lineage["dataset_digests"]) == {"sft", "train", "validation", "test"}
+    assert len(lineage["base_model_digest"]) == 64
+    assert shown["final_model"] == rl["model"]
+
+
+def test_mlflow_holds_a_parent_with_a_child_for_each_stage(shown: dict) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(shown["mlflow"]["tracking_uri"])
+    parent = client.get_run(shown["mlflow"]["run_id"])
+    assert (parent.info.run_name, parent.info.status) == (shown["run"], "FINISHED")
+    children = client.search_runs([parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
+    assert {child.info.run_name: child.info.status for child in children} == dict.fromkeys(["sft", "rl", "evaluation"], "FINISHED")
+    rl = next(child for child in children if child.info.run_name == "rl")
+    assert len(client.get_metric_history(rl.info.run_id, "reward/mean")) == 2
+    models = client.search_logged_models([parent.info.experiment_id])
+    assert {model.source_run_id for model in models} == {child.info.run_id for child in children if child.info.run_name != "evaluation"}
+
+
+def test_the_final_model_is_an_ordinary_one_with_the_accuracy_that_was_recorded(shown: dict, almanac: Almanac) -> None:
+    from transformers import AutoModelForCausalLM
+
+    assert AutoModelForCausalLM.from_pretrained(shown["final_model"]).config.model_type == "qwen3"
+    done = almanac("evaluate", shown["final_model"], "--json", *SMALL)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    rl = shown["stages"][1]
+    # Same weights, prompts and seeds. Mutation: an export that is one update behind changes some of the sixty answers.
+    assert found["avg@2"]["mean"] == rl["accuracy_after"]
+    assert found["avg@2"]["interval"] == rl["interval"]
+    assert found["greedy"]["mean"] == rl["greedy_after"]
+
+
+@pytest.fixture
+def overlapping(almanac: Almanac) -> list[str]:
+    """Settings of a recipe on files whose test prompt stands in train as well."""
+    row = {
+        "prompt": [{"role": "user", "content": "1 + 2 ="}],
+        "data_source": "chain_sum",
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "3"},
+        "extra_info": {},
+    }
+    other = row | {"prompt": [{"role": "user", "content": "4 + 5 ="}]}
+    (almanac.root / "train.jsonl").write_text("\n".join(json.dumps(line) for line in (other, row)))
+    (almanac.root / "test.jsonl").write_text(json.dumps(row))
+    return ["recipe=polaris_tiny", "~stages.sft", "data=files", "data.train_file=train.jsonl", "data.test_file=test.jsonl", "name=overlapping"]
+
+
+def test_bad_data_end_the_run_with_2_and_leave_nothing_half_written(almanac: Almanac, overlapping: list[str]) -> None:
+    from mlflow import MlflowClient
+
+    done = almanac("run", *overlapping)
+    assert done.returncode == 2
+    assert "test.jsonl" in done.stderr
+    assert "row 0" in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    shown = json.loads(almanac("show", "latest", "--json").stdout)
+    assert (shown["status"], shown["stages"][0]["status"]) == ("failed", "planned")
+    assert "test.jsonl" in shown["error"]
+    assert "Traceback" in Path(shown["log_file"]).read_text()
+    assert not (almanac.root / "data" / "overlapping").exists()
+    run = MlflowClient(shown["mlflow"]["tracking_uri"]).get_run(shown["mlflow"]["run_id"])
+    assert run.info.status == "FAILED"

@@ -1,0 +1,144 @@
+"""The frame around a run, with a tracker that only notes what it is told."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from engine.control.deadline import WorkerError
+from engine.events import StageFinished, StageStarted, StepFinished
+from tasks import compose, context, record
+from tasks.context import RunContext, add_step, open_run, reason
+from tasks.progress import FINISH, PhaseFinished, PhaseStarted
+from tasks.record import StageRecord
+
+RUN = "polaris_tiny-20261129-140312"
+told: list[tuple[str, Any]] = []
+
+
+class Notes:
+    """Stands for the tracker."""
+
+    complaint = None
+
+    def __init__(self, config: object, run_record: object) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        told.append(("tracker closed", kind))
+
+    def emit(self, event: object) -> None:
+        told.append(("tracker", event))
+
+
+@pytest.fixture(autouse=True)
+def _root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALMANAC_ROOT", str(tmp_path))
+    monkeypatch.setattr(context, "Tracker", Notes)
+    told.clear()
+
+
+def run(body: Callable[[RunContext], None]) -> None:
+    with open_run(compose.compose(["recipe=polaris_tiny"]), RUN, lambda event: told.append(("display", event))) as opened:
+        body(opened)
+
+
+def step(number: int, *, generate: float = 1.0, update: float = 2.0, whole: float = 4.0, tokens_per_second: float = 100.0) -> StepFinished:
+    timings = {"timing/generate_seconds": generate, "timing/update_seconds": update, "timing/step_seconds": whole}
+    return StepFinished(stage="rl", step=number, metrics={**timings, "throughput/tokens_per_second": tokens_per_second})
+
+
+def test_events_reach_the_tracker_before_the_display() -> None:
+    # Mutation: the other order lets a display that fails lose a record.
+    event = StageStarted(stage="sft", kind="sft", steps=450)
+    run(lambda opened: opened.emit(event))
+    assert told[:2] == [("tracker", event), ("display", event)]
+
+
+def test_a_run_that_ends_is_finished() -> None:
+    def body(opened: RunContext) -> None:
+        assert record.load(RUN).status == "running"
+        opened.emit(StageStarted(stage="rl", kind="rl", steps=2))
+        opened.emit(step(1))
+        opened.emit(step(2))
+        opened.emit(StageFinished(stage="rl", steps=2, seconds=9.0))
+        assert record.load(RUN).stage("rl").steps == 2
+
+    run(body)
+    found = record.load(RUN)
+    assert (found.status, found.error) == ("finished", None)
+    assert found.finished is not None
+    assert found.stage("rl").seconds == 9.0
+    # The plots are drawn when the tracker closes: inside the phase that says so.
+    assert told[-3:] == [("display", PhaseStarted(phase=FINISH)), ("tracker closed", None), ("display", PhaseFinished(phase=FINISH))]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("stages.rl.steps: too many"), "ValueError: stages.rl.steps: too many"),
+        (OSError(28, "No space left on device", "/x"), "OSError: [Errno 28] No space left on device: '/x'"),
+        (KeyboardInterrupt(), "interrupted"),
+        (SystemExit(143), "terminated"),
+    ],
+)
+def test_whatever_ends_a_run_stands_in_its_record(error: BaseException, said: str) -> None:
+    # Mutation: `except Exception` misses Ctrl-C and SIGTERM.
+    def body(opened: RunContext) -> None:
+        opened.emit(StageStarted(stage="rl", kind="rl", steps=2))
+        opened.emit(step(1))
+        raise error
+
+    with pytest.raises(type(error)):
+        run(body)
+    found = record.load(RUN)
+    assert (found.status, found.error) == ("failed", said)
+    assert [(stage.name, stage.status) for stage in found.stages] == [("sft", "planned"), ("rl", "failed")]
+    assert found.stage("rl").steps == 1
+    assert told[-1] == ("tracker closed", type(error))
+
+
+def test_a_full_disk_does_not_hide_the_error_that_ended_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(changed: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def body(opened: RunContext) -> None:
+        monkeypatch.setattr(record, "write", refuse)
+        raise WorkerError("actor rank 1, update: the worker's process is gone.")
+
+    with pytest.raises(WorkerError, match="rank 1"):
+        run(body)
+
+
+def test_a_workers_error_is_told_by_its_first_and_last_line() -> None:
+    text = "actor rank 0, update raised:\nray::actor()\n  File somewhere\nFloatingPointError: gradient norm is nan"
+    assert reason(WorkerError(text)) == "WorkerError: actor rank 0, update raised: FloatingPointError: gradient norm is nan"
+
+
+def test_seconds_and_tokens_add_up_over_steps() -> None:
+    stage = StageRecord(name="rl", kind="rl", steps_planned=2)
+    add_step(stage, step(1))
+    add_step(stage, step(2, generate=2.0, update=3.0, whole=6.0, tokens_per_second=50.0))
+    # 4 s and 6 s, of which 1 + 2 generate, 2 + 3 update; the rest, 1 + 1, is other. 4 x 100 + 6 x 50 tokens in 10 s.
+    assert stage.seconds_by_phase == pytest.approx({"generate": 3.0, "update": 5.0, "other": 2.0})
+    # Mutation: the mean of the rates is 75.
+    assert stage.tokens_per_second == pytest.approx(70.0)
+    assert (stage.steps, stage.seconds) == (2, pytest.approx(10.0))
+
+
+def test_prefect_cannot_walk_into_a_context() -> None:
+    """Prefect encodes the parameters of flows as JSON, through every attribute it finds: with the data inside, that takes minutes."""
+    from fastapi.encoders import jsonable_encoder
+
+    def body(opened: RunContext) -> None:
+        # Mutation: without __slots__ the encoder goes through all fields.
+        with pytest.raises(ValueError, match="vars"):
+            jsonable_encoder(opened)
+        json.dumps(jsonable_encoder(opened.config))
+
+    run(body)

@@ -1,0 +1,75 @@
+"""Cutting a rank's rows into passes: nothing lost, nothing twice, nothing too large, and as many passes on every rank."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch import Batch
+from engine.training import micro_batches as module
+from engine.training.micro_batches import micro_batches
+
+
+def batch(lengths: list[int]) -> Batch:
+    """Row i holds the token i + 1 everywhere, so that a row can be told from another wherever it goes."""
+    width = max(lengths, default=0) + 2  # Wider than the longest row, as a rank's part of a larger batch is.
+    mask = torch.arange(width) < torch.tensor(lengths, dtype=torch.int64).unsqueeze(1)
+    number = torch.arange(1, len(lengths) + 1)
+    return Batch(
+        tensors={"input_ids": number.unsqueeze(1) * mask, "attention_mask": mask, "response_mask": mask.clone(), "row": number}, meta={"step": 3}
+    )
+
+
+lengths_of_rows = st.lists(st.integers(1, 30), min_size=1, max_size=25)
+
+
+# Mutations: `max_tokens // widest` without its `max(1, ...)` (a row that is too long: no end); the sum of lengths instead of rows x widest;
+# ascending order (later rows are longer than the first, and the bound is broken).
+@given(lengths=lengths_of_rows, max_tokens=st.integers(1, 100))
+def test_every_row_once_and_none_too_large(lengths: list[int], max_tokens: int) -> None:
+    whole = batch(lengths)
+    parts = micro_batches(whole, max_tokens)
+    assert sorted(row for part in parts for row in part.tensors["row"].tolist()) == list(range(1, len(lengths) + 1))
+    for part in parts:
+        ids, mask = part.tensors["input_ids"], part.tensors["attention_mask"]
+        assert len(part) == 1 or ids.numel() <= max_tokens
+        # Trimmed, and no further than its longest row.
+        assert ids.shape[1] == max(lengths[row - 1] for row in part.tensors["row"].tolist())
+        assert mask.sum(dim=1).tolist() == [lengths[row - 1] for row in part.tensors["row"].tolist()]
+        assert torch.equal(ids, part.tensors["row"].unsqueeze(1) * mask)
+        assert part.meta == whole.meta
+
+
+@given(lengths=lengths_of_rows)
+def test_rows_of_similar_length_stand_together(lengths: list[int]) -> None:
+    # Mutation: leave the order as it is: a long row widens every pass.
+    parts = micro_batches(batch(lengths), 60)
+    spans = [part.tensors["attention_mask"].sum(dim=1) for part in parts]
+    assert torch.cat(spans).tolist() == sorted(lengths, reverse=True)
+
+
+def test_an_example() -> None:
+    # Sorted: 9, 6, 5, 3. Two rows of width 9 have 18 > 12 tokens; two of width 6 have 12; the 3 is left.
+    parts = micro_batches(batch([5, 9, 3, 6]), 12)
+    assert [part.tensors["row"].tolist() for part in parts] == [[2], [4, 1], [3]]
+
+
+@pytest.mark.parametrize(("lengths", "own"), [([4, 4], 1), ([], 0)], ids=["fewer parts", "no row"])
+def test_every_rank_makes_as_many(monkeypatch: pytest.MonkeyPatch, lengths: list[int], own: int) -> None:
+    def another_rank_has_three(wanted: torch.Tensor, op: object) -> None:
+        assert op is torch.distributed.ReduceOp.MAX
+        assert wanted.item() == own
+        wanted.fill_(3)
+
+    monkeypatch.setattr(module.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(module.dist, "all_reduce", another_rank_has_three)
+    whole = batch(lengths)
+    parts = micro_batches(whole, 100)
+    # Mutations: as many as this rank needs (the others would wait for it for ever); repeat a real part (its rows would count twice).
+    assert len(parts) == 3
+    for part in parts[own:]:
+        assert not part.tensors["response_mask"].any()
+        assert part.tensors["input_ids"].numel() == 1
+        assert {name: (tensor.dtype, tensor.ndim) for name, tensor in part.tensors.items()} == {
+            name: (tensor.dtype, tensor.ndim) for name, tensor in whole.tensors.items()
+        }

@@ -1,0 +1,143 @@
+import io
+import threading
+
+import pytest
+from rich.console import Console
+
+from engine.events import EvaluationProgressed, StageFinished, StageStarted, StepFinished
+from flows.display import Display, duration
+from tasks.progress import Notice, PhaseFinished, PhaseStarted
+
+PHASES = ["prepare data", "start engine", "evaluate base", "sft", "evaluate sft", "rl", "evaluate rl"]
+LOG = ".work/runs/polaris_tiny-20261129-140312/almanac.log"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make(width: int = 80, *, terminal: bool = True) -> tuple[Display, Clock, io.StringIO]:
+    output, clock = io.StringIO(), Clock()
+    console = Console(file=output, force_terminal=terminal, width=width, color_system=None)
+    return Display(console, "polaris_tiny-20261129-140312", PHASES, LOG, clock), clock, output
+
+
+def lines(display: Display, width: int = 80) -> list[str]:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    with console.capture() as captured:
+        console.print(display.picture())
+    return captured.get().splitlines()
+
+
+def steps(display: Display, clock: Clock, stage: str, count: int, seconds: float, **metrics: float) -> None:
+    for step in range(1, count + 1):
+        clock.now += seconds
+        display.show(StepFinished(stage=stage, step=step, metrics={name.replace("__", "/"): value for name, value in metrics.items()}))
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_every_planned_phase_has_one_line_that_fits(width: int) -> None:
+    # Mutation: a wider bar or an uncut note breaks lines at 80 columns.
+    display, clock, _ = make(width)
+    display.show(PhaseStarted(phase="evaluate base"))
+    display.show(EvaluationProgressed(label="base", done=2520, total=2520))
+    display.show(PhaseFinished(phase="evaluate base", result="avg@8 37.4 % [34.1, 40.6]"))
+    display.show(StageStarted(stage="sft", kind="sft", steps=450))
+    steps(display, clock, "sft", 450, 0.5, sft__loss=0.0123)
+    display.show(StageFinished(stage="sft", steps=450, seconds=225.0))
+    display.show(StageStarted(stage="rl", kind="rl", steps=1000))
+    steps(display, clock, "rl", 100, 3.0, reward__mean=0.5123, response__tokens_mean=101.2)
+    shown = lines(display, width)
+    assert [line[2:].startswith(phase) for line, phase in zip(shown[1:-1], PHASES, strict=True)] == [True] * len(PHASES)
+    assert all(len(line) <= width for line in shown)
+    assert shown[-1].strip() == f"log: {LOG}"
+    rl = shown[1 + PHASES.index("rl")]
+    assert rl.startswith("●")
+    assert "100/1000" in rl
+    assert "reward 0.512  101.2 tokens" in rl
+    sft = shown[1 + PHASES.index("sft")]
+    assert sft.startswith("✓")
+    assert "450/450" in sft
+    assert "loss 0.012" in sft
+    assert "avg@8 37.4 % [34.1, 40.6]" in shown[1 + PHASES.index("evaluate base")]
+
+
+def test_time_left_leaves_the_slow_first_step_out() -> None:
+    display, clock, _ = make()
+    display.show(StageStarted(stage="rl", kind="rl", steps=100))
+    clock.now += 58.0
+    display.show(StepFinished(stage="rl", step=1, metrics={}))
+    assert "left" not in "".join(lines(display))
+    for step in range(2, 12):
+        clock.now += 2.0
+        display.show(StepFinished(stage="rl", step=step, metrics={}))
+    # 10 steps took 20 s, so the other 89 take 178 s. Mutation: counting from the stage's start gives 10:31.
+    assert "2:58 left" in "".join(lines(display))
+    # Between two steps it counts down.
+    clock.now += 1.0
+    assert "2:57 left" in "".join(lines(display))
+
+
+def test_what_fails_is_marked_where_it_was() -> None:
+    display, _, output = make()
+
+    def fail() -> None:
+        with display:
+            display.show(PhaseStarted(phase="prepare data"))
+            display.show(PhaseFinished(phase="prepare data"))
+            display.show(PhaseStarted(phase="start engine"))
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        fail()
+    shown = lines(display)
+    assert [line[0] for line in shown[1:-1]] == ["✓", "✗", "·", "·", "·", "·", "·"]
+    assert "✗ start engine" in output.getvalue()
+
+
+def test_threads_may_report_at_once() -> None:
+    # Mutation: without the lock the live thread meets a dictionary that changes its size.
+    display, _, _ = make()
+
+    def report(stage: str) -> None:
+        display.show(StageStarted(stage=stage, kind="rl", steps=200))
+        for step in range(1, 201):
+            display.show(StepFinished(stage=stage, step=step, metrics={"reward/mean": 0.5}))
+
+    with display:
+        threads = [threading.Thread(target=report, args=(f"stage_{number}",)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sum("200/200" in line for line in lines(display)) == 8
+
+
+def test_without_a_terminal_every_tenth_part_is_a_line() -> None:
+    display, clock, output = make(100, terminal=False)
+    with display:
+        display.show(Notice(text="train: 3 prompts are left out"))
+        display.show(StageStarted(stage="sft", kind="sft", steps=450))
+        steps(display, clock, "sft", 450, 0.5, sft__loss=0.5)
+        display.show(StageFinished(stage="sft", steps=450, seconds=225.0))
+        display.close("the table")
+    printed = output.getvalue().splitlines()
+    assert printed[:3] == ["polaris_tiny-20261129-140312", f"log: {LOG}", "train: 3 prompts are left out"]
+    # Mutation: a line for every step makes 450.
+    assert [line for line in printed if line.startswith("sft: ") and "/" in line] == [f"sft: {45 * k}/450  loss 0.500" for k in range(1, 11)]
+    assert printed[-1] == "the table"
+    assert "\x1b" not in output.getvalue()
+
+
+def test_a_phase_that_nobody_planned_gets_a_line_too() -> None:
+    display, _, _ = make()
+    display.show(PhaseStarted(phase="surprise"))
+    assert any("surprise" in line for line in lines(display))
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (59.6, "1:00"), (187, "3:07"), (3600 + 125, "1:02:05")])
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
