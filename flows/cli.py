@@ -6,31 +6,42 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 
-from tasks.workspace import quiet_environment
+from flows.terminal import silence_exit
+from tasks import workspace
+from tasks.failure import reason
 
+ABOUT = "Reinforcement-learning recipes, run stage by stage."
+HELP = "ALMANAC_ROOT: where data, runs and records go. ALMANAC_DEBUG=1: errors come with their traceback."
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0 when it did what was asked, 2 for bad input, 1 for a failure, 130 after Ctrl-C."""
-    quiet_environment()
-    arguments = parse(sys.argv[1:] if argv is None else argv)
+    workspace.quiet_environment()
+    code = _run(parse(sys.argv[1:] if argv is None else argv))
+    if argv is None:
+        # We are the program, and have said everything.
+        silence_exit()
+    return code
+
+
+def _run(arguments: argparse.Namespace) -> int:
     try:
         command: Callable[[argparse.Namespace], int] = arguments.command
         return command(arguments)
     except KeyboardInterrupt as error:
-        return _report("interrupted", error, INTERRUPTED)
+        return _report(error, INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output has enough of it, as `almanac list | head` does. Nothing more may be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return FAILED
     except Exception as error:  # noqa: BLE001 - the last place where anything can be said in a way that a person understands
-        return _report(_text(error), error, BAD_INPUT if _is_bad_input(error) else FAILED)
+        return _report(error, BAD_INPUT if _is_bad_input(error) else FAILED)
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Arguments of one command, with the function that runs it as `command`. Exits with 2 when they make no sense."""
-    parser = argparse.ArgumentParser(prog="almanac", description="Reinforcement-learning recipes, run stage by stage.")
+    parser = argparse.ArgumentParser(prog="almanac", description=ABOUT, epilog=HELP)
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def verb(name: str, command: Callable[[argparse.Namespace], int], text: str, *, overrides: bool = False) -> argparse.ArgumentParser:
@@ -73,14 +84,8 @@ def _is_bad_input(error: Exception) -> bool:
     return isinstance(error, ValueError | RunInProgressError)
 
 
-def _text(error: Exception) -> str:
-    if isinstance(error, ValueError | OSError) or type(error).__module__.partition(".")[0] in ("engine", "tasks", "flows"):
-        return str(error)
-    return f"{type(error).__name__}: {error}"
-
-
-def _report(text: str, error: BaseException, code: int) -> int:
-    first, *more = text.splitlines() or [type(error).__name__]
+def _report(error: BaseException, code: int) -> int:
+    first, *more = reason(error).splitlines()
     print(f"almanac: {first}", *more, sep="\n         ", file=sys.stderr)
     for note in getattr(error, "__notes__", []):
         print(note, file=sys.stderr)

@@ -6,8 +6,8 @@ from prefect.cache_policies import NO_CACHE
 from tasks import stages
 from tasks.context import RunContext
 
-create_model = task(name="create model", cache_policy=NO_CACHE)(stages.create_model)
-prepare_data = task(name="prepare data", cache_policy=NO_CACHE)(stages.prepare_data)
+create_model = task(name="create model", task_run_name="create model", cache_policy=NO_CACHE)(stages.create_model)
+prepare_data = task(name="prepare data", task_run_name="prepare data", cache_policy=NO_CACHE)(stages.prepare_data)
 
 
 @flow(name="data", flow_run_name="{context.run}-data", validate_parameters=False)

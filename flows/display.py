@@ -101,6 +101,10 @@ class Display:
 
     def show(self, event: Report) -> None:
         """Shows what an event says; one that says nothing about progress is left out."""
+        if isinstance(event, Notice):
+            # Above the picture, where it stays. Without our lock: printing waits for the thread that redraws, and that one for our lock.
+            self._console.print(Text(event.text, "yellow"))
+            return
         with self._lock:
             match event:
                 case PhaseStarted(phase=phase):
@@ -118,9 +122,6 @@ class Display:
                     self._finish(self._lines[phase], result)
                 case StageFinished(stage=phase):
                     self._finish(self._lines[phase], None)
-                case Notice(text=text):
-                    # Above the picture, where it stays.
-                    self._console.print(Text(text, "yellow"))
 
     def close(self, summary: RenderableType) -> None:
         """All is done; `summary` goes below the picture."""

@@ -5,12 +5,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from flows.display import Display
-from flows.terminal import captured, silence_exit
+from flows.terminal import captured
 from tasks import record, show, workspace
 from tasks.compose import compose
 from tasks.config import ConfigurationError, Problem, RecipeConfig
@@ -97,11 +97,11 @@ def observed(log: Path, title: str, phases: Sequence[str], *, descriptor: int = 
         try:
             yield display
         except BaseException as error:
-            traceback.print_exc()
+            # A full disk may be what went wrong.
+            with suppress(OSError):
+                traceback.print_exc()
             error.add_note(f"log: {_shown(log)}")
             raise
-        finally:
-            silence_exit(log)
 
 
 @contextmanager

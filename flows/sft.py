@@ -6,8 +6,8 @@ from prefect.cache_policies import NO_CACHE
 from tasks import stages
 from tasks.context import RunContext
 
-train = task(name="train by SFT", cache_policy=NO_CACHE)(stages.train)
-export = task(name="export", cache_policy=NO_CACHE)(stages.export)
+train = task(name="train by SFT", task_run_name="train {name}", cache_policy=NO_CACHE)(stages.train)
+export = task(name="export", task_run_name="export {name}", cache_policy=NO_CACHE)(stages.export)
 
 
 @flow(name="sft", flow_run_name="{context.run}-{stage}", validate_parameters=False)

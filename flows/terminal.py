@@ -1,12 +1,11 @@
 """While a run is on, everything that libraries print goes to a file, and the terminal is left to one display."""
 
-import atexit
 import ctypes
 import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -14,6 +13,9 @@ from rich.console import Console
 
 PLAIN_WIDTH = 100
 """Columns where output goes to a file or a pipe, which have none of their own."""
+
+_logs: list[TextIO] = []
+"""Never closed: libraries that are imported meanwhile keep theirs as standard output for the rest of the process."""
 
 
 @contextmanager
@@ -27,8 +29,8 @@ def captured(log_file: Path, descriptor: int = 1) -> Iterator[Console]:
         OSError: the file cannot be opened; nothing is redirected then.
     """
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    # Never closed: libraries that are imported meanwhile keep it as their standard output for the rest of the process.
     log = log_file.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
+    _logs.append(log)
     handler = logging.StreamHandler(log)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     _flush()
@@ -49,17 +51,15 @@ def captured(log_file: Path, descriptor: int = 1) -> Iterator[Console]:
             os.close(original)
 
 
-def silence_exit(log_file: Path) -> None:
-    """What libraries still say when the process ends, such as Prefect about its temporary server, goes to `log_file` as well."""
+def silence_exit() -> None:
+    """For a process that has nothing more to say: what libraries print while it ends goes to the newest log, where there is one.
 
-    def redirect() -> None:
+    Prefect, for one, reports about its server from threads of its own until the very end.
+    """
+    for log in _logs[-1:]:
         _flush()
-        with log_file.open("a") as log:
-            for number in (1, 2):
-                os.dup2(log.fileno(), number)
-
-    # Handlers run last in, first out: this one runs before those of the libraries that a run has imported.
-    atexit.register(redirect)
+        for number in (1, 2):
+            os.dup2(log.fileno(), number)
 
 
 def plain_console() -> Console:
@@ -78,7 +78,8 @@ def _width(terminal: TextIO) -> int | None:
 
 
 def _flush() -> None:
-    """What was printed so far, by Python or through C's stdio, goes to where it was meant to go."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    """What was printed so far, by Python or through C's stdio, goes to where it was meant to go, if there is room for it."""
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.control.deadline import WorkerError
 from engine.events import Event, StageFinished, StageStarted, StepFinished
 from engine.prompts import Prompt
 from engine.trainer.evaluation import Evaluation
@@ -16,12 +15,15 @@ from tasks import workspace
 from tasks.accuracy import Accuracy
 from tasks.config import RecipeConfig
 from tasks.data import PreparedData
+from tasks.failure import reason
 from tasks.progress import FINISH, Listener, Notice, PhaseFinished, PhaseStarted
 from tasks.record import RunRecord, StageRecord
 from tasks.tracking import Tracker
 
 logger = logging.getLogger(__name__)
 
+RESERVE_BYTES = 256 * 1024
+"""Kept free for the record, so that it can say that the disk was full."""
 SECONDS_BETWEEN_WRITES = 2.0
 """Steps may be short, and every write of the record waits for the disk."""
 
@@ -97,7 +99,9 @@ def open_run(config: RecipeConfig, run: str, listener: Listener) -> Iterator[Run
         log_file=str(workspace.run_directory(run) / "almanac.log"),
     )
     records.write(record)
+    reserve = workspace.run_directory(run) / ".reserve"
     try:
+        reserve.write_bytes(bytes(RESERVE_BYTES))
         with Tracker(config, record) as tracker:
             context = RunContext(config, record, tracker, listener)
             if tracker.complaint is not None:
@@ -111,8 +115,10 @@ def open_run(config: RecipeConfig, run: str, listener: Listener) -> Iterator[Run
         records.write(record)
         listener(PhaseFinished(phase=FINISH))
     except BaseException as error:
+        reserve.unlink(missing_ok=True)
         _mark_failed(record, error)
         raise
+    reserve.unlink()
 
 
 def _mark_failed(record: RunRecord, error: BaseException) -> None:
@@ -125,20 +131,6 @@ def _mark_failed(record: RunRecord, error: BaseException) -> None:
     except OSError:
         # The error that ended the run is the one to report; a record that says running while its process is gone reads as killed.
         logger.exception("the record could not be marked as failed")
-
-
-def reason(error: BaseException) -> str:
-    """Why a run ended, as its record says it and a person reads it."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    if isinstance(error, SystemExit):
-        return "terminated"
-    text = str(error).strip()
-    if isinstance(error, WorkerError):
-        # In between stands the worker's traceback; who it was is said first, and what went wrong last.
-        first, *rest = text.splitlines()
-        text = f"{first} {rest[-1]}" if rest else first
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def add_step(stage: StageRecord, event: StepFinished) -> None:

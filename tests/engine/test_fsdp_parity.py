@@ -99,7 +99,7 @@ def assert_same(found: dict[str, torch.Tensor], reference: Reference) -> None:
 
 
 # Mutations: gradients not multiplied by the number of ranks; denominators of a micro-batch or of one rank instead of the step's;
-# clipping by one shard's norm; `set_requires_gradient_sync(True)` for the last micro-batch only of a longer list; a warm-up that begins at 0.
+# clipping by one shard's norm; the gradient sync never turned on again after the first micro-batch; a warm-up that begins at 0.
 @optimizers
 def test_sft(session: Session, tmp_path: Path, config: OptimizerConfig) -> None:
     reference = Reference(session.export(tmp_path / "model"), config, total_steps=3)

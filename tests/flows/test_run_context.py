@@ -9,8 +9,8 @@ import pytest
 
 from engine.control.deadline import WorkerError
 from engine.events import StageFinished, StageStarted, StepFinished
-from tasks import compose, context, record
-from tasks.context import RunContext, add_step, open_run, reason
+from tasks import compose, context, record, workspace
+from tasks.context import RunContext, add_step, open_run
 from tasks.progress import FINISH, PhaseFinished, PhaseStarted
 from tasks.record import StageRecord
 
@@ -81,8 +81,8 @@ def test_a_run_that_ends_is_finished() -> None:
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (ValueError("stages.rl.steps: too many"), "ValueError: stages.rl.steps: too many"),
-        (OSError(28, "No space left on device", "/x"), "OSError: [Errno 28] No space left on device: '/x'"),
+        (ValueError("stages.rl.steps: too many"), "stages.rl.steps: too many"),
+        (OSError(28, "No space left on device", "/x"), "[Errno 28] No space left on device: '/x'"),
         (KeyboardInterrupt(), "interrupted"),
         (SystemExit(143), "terminated"),
     ],
@@ -115,9 +115,18 @@ def test_a_full_disk_does_not_hide_the_error_that_ended_the_run(monkeypatch: pyt
         run(body)
 
 
-def test_a_workers_error_is_told_by_its_first_and_last_line() -> None:
-    text = "actor rank 0, update raised:\nray::actor()\n  File somewhere\nFloatingPointError: gradient norm is nan"
-    assert reason(WorkerError(text)) == "WorkerError: actor rank 0, update raised: FloatingPointError: gradient norm is nan"
+def test_a_run_keeps_room_for_its_last_words_and_gives_it_back() -> None:
+    reserve = workspace.run_directory(RUN) / ".reserve"
+
+    def body(opened: RunContext) -> None:
+        assert reserve.stat().st_size > 0
+        raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        run(body)
+    assert not reserve.exists()
+    run(lambda opened: None)
+    assert not reserve.exists()
 
 
 def test_seconds_and_tokens_add_up_over_steps() -> None:

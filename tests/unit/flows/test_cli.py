@@ -143,6 +143,7 @@ def test_show_latest_and_by_id(capsys: pytest.CaptureFixture[str]) -> None:
         (RunInProgressError("the run X is on"), 2, "the run X is on"),
         (OSError(errno.ENOSPC, "No space left on device", "/somewhere/events.jsonl"), 1, "No space left on device: '/somewhere/events.jsonl'"),
         (RuntimeError("worker rank 1 is gone"), 1, "RuntimeError: worker rank 1 is gone"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "ALMANAC_ROOT"),
         (KeyError("oops"), 1, "KeyError"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],

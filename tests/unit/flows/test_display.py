@@ -1,5 +1,7 @@
 import io
+import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
@@ -98,22 +100,43 @@ def test_what_fails_is_marked_where_it_was() -> None:
     assert "✗ start engine" in output.getvalue()
 
 
-def test_threads_may_report_at_once() -> None:
-    # Mutation: without the lock the live thread meets a dictionary that changes its size.
+@pytest.fixture
+def _impatient_threads() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_impatient_threads")
+def test_threads_may_report_while_the_picture_is_drawn() -> None:
     display, _, _ = make()
 
-    def report(stage: str) -> None:
-        display.show(StageStarted(stage=stage, kind="rl", steps=200))
-        for step in range(1, 201):
-            display.show(StepFinished(stage=stage, step=step, metrics={"reward/mean": 0.5}))
+    def report(name: str) -> None:
+        for number in range(50):
+            stage = f"{name}_{number}"
+            display.show(StageStarted(stage=stage, kind="rl", steps=2))
+            display.show(StepFinished(stage=stage, step=2, metrics={"reward/mean": 0.5}))
 
+    threads = [threading.Thread(target=report, args=(f"thread_{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    # Mutation: without the lock a dictionary changes its size under the picture.
+    while any(thread.is_alive() for thread in threads):
+        display.picture()
+    assert sum("2/2" in line for line in lines(display)) == 200
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("_impatient_threads")
+def test_notices_do_not_wait_for_a_picture_that_waits_for_them() -> None:
+    # Mutation: a notice that is printed under the display's lock stands still here until the time is up.
+    display, _, output = make()
     with display:
-        threads = [threading.Thread(target=report, args=(f"stage_{number}",)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert sum("200/200" in line for line in lines(display)) == 8
+        display._live._refresh_thread.refresh_per_second = 1000  # type: ignore[union-attr]
+        for number in range(300):
+            display.show(Notice(text=f"notice {number}"))
+    assert "notice 299" in output.getvalue()
 
 
 def test_without_a_terminal_every_tenth_part_is_a_line() -> None:

@@ -48,10 +48,25 @@ def test_libraries_write_to_the_log_and_the_display_to_the_terminal(captured: tu
 def test_what_is_said_at_exit_goes_to_the_log(tmp_path: Path) -> None:
     log = tmp_path / "almanac.log"
     script = (
-        "import atexit, sys; from pathlib import Path; from flows.terminal import silence_exit\n"
+        "import atexit, sys; from pathlib import Path; from flows.terminal import captured, silence_exit\n"
         "atexit.register(lambda: print('a library says goodbye'))\n"
-        "silence_exit(Path(sys.argv[1])); print('result')"
+        "with captured(Path(sys.argv[1])): pass\n"
+        "print('result'); silence_exit()"
     )
     done = subprocess.run([sys.executable, "-c", script, str(log)], capture_output=True, text=True, check=True)
     assert done.stdout == "result\n"
     assert "goodbye" in log.read_text()
+
+
+def test_a_log_on_a_full_disk_gives_the_terminal_back() -> None:
+    script = (
+        "import sys; from pathlib import Path; from flows.terminal import captured\n"
+        "try:\n"
+        "    with captured(Path('/dev/full')):\n"
+        "        print('lost')\n"
+        "except OSError as error:\n"
+        "    print(error.strerror)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    # Mutation: a flush that raises on the way out leaves descriptors 1 and 2 with the log.
+    assert (done.returncode, done.stdout) == (0, "No space left on device\n")
