@@ -42,6 +42,8 @@ class ArchitectureConfig(Settings):
     tie_embeddings: bool = True
     """Use the embedding matrix as output head."""
     rope_theta: Annotated[float, Field(gt=0)] = 10_000.0
+    initializer_range: Annotated[float, Field(gt=0)] = 0.02
+    """Standard deviation of the random weights."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:

@@ -105,6 +105,7 @@ def _from_architecture(architecture: ArchitectureConfig, seed: int) -> tuple[Pre
         head_dim=architecture.head_dim,
         max_position_embeddings=architecture.max_context_tokens,
         tie_word_embeddings=architecture.tie_embeddings,
+        initializer_range=architecture.initializer_range,
         rope_parameters={"rope_type": "default", "rope_theta": architecture.rope_theta},
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

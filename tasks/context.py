@@ -107,10 +107,17 @@ def open_run(config: RecipeConfig, run: str, listener: Listener) -> Iterator[Run
             if tracker.complaint is not None:
                 listener(Notice(text=tracker.complaint))
             context.save()
-            yield context
+            try:
+                yield context
+            except BaseException as error:
+                # Before the tracker closes: what it logs last is this record.
+                _mark_failed(record, error)
+                raise
             # Leaving the tracker draws the plots and closes MLflow's runs.
             listener(PhaseStarted(phase=FINISH))
             record.finished = records.now()
+        if tracker.complaint is not None:
+            listener(Notice(text=tracker.complaint))
         record.status = "finished"
         records.write(record)
         listener(PhaseFinished(phase=FINISH))

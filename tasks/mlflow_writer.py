@@ -102,7 +102,9 @@ class MLflowWriter:
             # A server knows where its artifacts go; for a database MLflow would take the current directory.
             local = database_file(self.uri) is not None
             location = (workspace.artifacts_directory() / mlflow_name(self.experiment)).as_uri() if local else None
-            return str(self._client.create_experiment(self.experiment, artifact_location=location))
+            # Without the tag MLflow's pages begin with traces of language-model applications.
+            kind = {"mlflow.experimentKind": "custom_model_development"}
+            return str(self._client.create_experiment(self.experiment, artifact_location=location, tags=kind))
         if found.lifecycle_stage != "active":
             raise MlflowException(
                 f"the MLflow experiment {self.experiment!r} is deleted: restore it with `mlflow experiments restore -x {found.experiment_id}`, "

@@ -20,6 +20,7 @@ from engine.events import Event, SamplesGenerated, StageFinished, StepFinished
 from tasks import journal, plots, show, workspace
 from tasks.accuracy import Accuracy, accuracy
 from tasks.config import RecipeConfig
+from tasks.failure import reason
 from tasks.journal import DatasetUsed, EvaluationFinished, FigureDrawn, LoggedEvent, ModelSaved, RunFinished, RunStarted
 from tasks.mlflow_writer import MLflowWriter
 from tasks.record import RunRecord
@@ -100,15 +101,15 @@ class Tracker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._monitor is not None:
             self._monitor.finish()
-        reason = None if kind is None else f"{kind.__name__}: {error}"
+        why = None if error is None else reason(error)
         try:
             self._draw(plots.run_figures(journal.read_events(self.events_file)), None)
         finally:
-            summary = show.summary(self.record) | {"status": "failed" if reason else "finished", "error": reason}
+            summary = show.summary(self.record) | {"status": "failed" if why else "finished", "error": why}
             self._log(
                 RunFinished(
-                    status="FAILED" if reason else "FINISHED",
-                    reason=reason,
+                    status="FAILED" if why else "FINISHED",
+                    reason=why,
                     summary=summary,
                     lineage=self.record.lineage.model_dump(mode="json"),
                     note=show.note(self.record, self.config.description),

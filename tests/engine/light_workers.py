@@ -19,12 +19,14 @@ from engine.control.dispatch import Dispatch, register
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 LONGER_THAN_ANY_TEST_SECONDS = 3600
+PATIENCE_SECONDS = 30
 
 
-def wait_for(path: Path) -> None:
-    end = time.monotonic() + LONGER_THAN_ANY_TEST_SECONDS
+def wait_for(path: Path, seconds: float) -> bool:
+    end = time.monotonic() + seconds
     while not path.exists() and time.monotonic() < end:
         time.sleep(0.05)
+    return path.exists()
 
 
 class Sealed:
@@ -77,9 +79,9 @@ class LightWorker:
 
     @register(Dispatch.ALL)
     def explode(self, rank: int, until: Path) -> None:
-        """One rank raises while the others do not answer."""
-        if self.rank != rank:
-            wait_for(until)
+        """One rank raises; the others do not answer before `until` exists, and leave a file beside it when they lose patience."""
+        if self.rank != rank and not wait_for(until, PATIENCE_SECONDS):
+            until.with_suffix(".in_vain").touch()
         raise ArithmeticError("the sum does not come out")
 
     @register(Dispatch.DATA_PARALLEL)
@@ -90,7 +92,7 @@ class LightWorker:
     def be_silent(self, rank: int, until: Path) -> None:
         """One rank does not answer."""
         if self.rank == rank:
-            wait_for(until)
+            wait_for(until, LONGER_THAN_ANY_TEST_SECONDS)
 
     @register(Dispatch.ALL)
     def die(self, rank: int) -> None:

@@ -2,7 +2,6 @@
 
 from engine.config import ArchitectureConfig, OptimizerConfig, SFTStageConfig, TrainingConfig
 from engine.prompts import Prompt, content_hash
-from engine.rollout.backend import Request
 
 ARCHITECTURE = ArchitectureConfig(
     hidden_size=64, layers=2, attention_heads=2, key_value_heads=1, head_dim=32, feed_forward_size=128, max_context_tokens=256
@@ -24,7 +23,3 @@ SFT = SFTStageConfig(
 def prompt(question: str, index: int = 0, answer: str = "1") -> Prompt:
     messages = ({"role": "user", "content": question},)
     return Prompt(id=content_hash(messages), index=index, messages=messages, data_source="toy", ground_truth=answer, difficulty=answer)
-
-
-def with_seed(request: Request, seed: int) -> Request:
-    return Request(prompt_tokens=request.prompt_tokens, seed=seed, sampling=request.sampling, max_tokens=request.max_tokens)

@@ -86,9 +86,9 @@ def test_generated_splits_have_exactly_the_columns_of_the_field(tmp_path: Path) 
 def test_generated_prompts_are_bare_sums_with_their_totals(tmp_path: Path) -> None:
     for prompt in load_prompts(made(DataConfig(chain_sum=SMALL), tmp_path).path("train")):
         (message,) = prompt.messages
-        expression = message["content"].removesuffix(" =")
+        expression = message["content"].removesuffix("=")
         assert str(eval(expression)) == prompt.ground_truth
-        assert prompt.difficulty == str(len(expression.split(" ")) // 2 + 1)
+        assert prompt.difficulty == str(sum(character.isdigit() for character in expression))
         assert (prompt.data_source, prompt.id) == ("chain_sum", content_hash(prompt.messages))
 
 
