@@ -37,8 +37,13 @@ def chain_sums(config: ChainSumConfig, seed: int) -> dict[str, list[dict[str, An
         splits["train"] += sums[held_out : held_out + train[terms]]
         splits["sft"] += sums[len(sums) - sft[terms] :]
     for number, (name, rows) in enumerate(splits.items()):
-        shuffled = [rows[i] for i in np.random.default_rng([seed, number]).permutation(len(rows))]
-        splits[name] = [_conversation(row, config.worked_answers) if name == "sft" else _prompt(row) for row in shuffled]
+        generator = np.random.default_rng([seed, number])
+        shuffled = [rows[i] for i in generator.permutation(len(rows))]
+        if name == "sft":
+            worked = generator.random(len(rows)) < config.worked_fraction
+            splits[name] = [_conversation(row, is_worked) for row, is_worked in zip(shuffled, worked, strict=True)]
+        else:
+            splits[name] = [_prompt(row) for row in shuffled]
     return splits
 
 

@@ -59,8 +59,9 @@ class ChainSumConfig(Settings):
     validation_rows: Positive = 200
     test_rows: Positive = 280
     """Rows are spread evenly over the numbers of terms, as far as there are different sums."""
-    worked_answers: bool = True
-    """SFT answers write the partial sums between <think> and </think> before the boxed answer; false writes the box alone."""
+    worked_fraction: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Share of SFT answers that write the partial sums between <think> and </think> before the boxed answer; the others are the box alone.
+    A model that was taught both has something to find out: thinking pays."""
 
     @model_validator(mode="after")
     def _terms_in_order(self) -> Self:

@@ -160,18 +160,8 @@ class HybridActor:
         """One optimizer step on the mean negative log-likelihood of the tokens in response_mask."""
         self._phase = Phase.STALE
         statistics = Statistics()
-        term = partial(self._likelihood_loss, denominators=self._denominators(batch), statistics=statistics, name="sft/loss")
+        term = partial(self._likelihood_loss, denominators=self._denominators(batch), statistics=statistics)
         self._optimizer_step(batch, max_tokens, term, statistics)
-        return statistics
-
-    @register(Dispatch.DATA_PARALLEL)
-    def likelihood(self, batch: Batch, max_tokens: int) -> Statistics:
-        """The loss of `update_sft` on held-out rows, without an update."""
-        statistics = Statistics()
-        denominators = self._denominators(batch)
-        with torch.no_grad():
-            for part in micro_batches(batch, max_tokens):
-                self._likelihood_loss(part, denominators, statistics, "sft/validation_loss")
         return statistics
 
     @register(Dispatch.ALL)
@@ -239,10 +229,10 @@ class HybridActor:
         statistics.add("policy/loss", Sum(float(value.detach())))
         return value
 
-    def _likelihood_loss(self, batch: Batch, denominators: Denominators, statistics: Statistics, name: str) -> torch.Tensor:
+    def _likelihood_loss(self, batch: Batch, denominators: Denominators, statistics: Statistics) -> torch.Tensor:
         mask = batch.tensors["response_mask"].to(self._device)
         value = aggregate(-self._score(batch, 1.0).log_probs, mask, denominators, "token_mean", None)
-        statistics.add(name, Sum(float(value.detach())))
+        statistics.add("sft/loss", Sum(float(value.detach())))
         return value
 
 

@@ -171,16 +171,6 @@ def test_log_probs_come_back_in_their_rows(session: Session, tmp_path: Path) -> 
     torch.testing.assert_close(scored.tensors["old_entropy"], entropy, atol=1e-5, rtol=0)
 
 
-def test_held_out_loss(session: Session, tmp_path: Path) -> None:
-    reference = Reference(session.export(tmp_path / "model"), OPTIMIZERS[0], 1)
-    rows = batch(12)
-    with torch.no_grad():
-        expected = -reference.log_probs(rows, 1.0).sum() / rows.tensors["response_mask"].sum()
-    before = weights(session)
-    assert session.actor.likelihood(rows, MAX_TOKENS).get().result()["sft/validation_loss"] == pytest.approx(expected.item(), rel=1e-5)
-    assert all(torch.equal(before[name], tensor) for name, tensor in weights(session).items())
-
-
 def test_fewer_rows_than_ranks(session: Session, tmp_path: Path) -> None:
     # Mutation: fill up with copies of a rank's own rows, which it may not have.
     config = OPTIMIZERS[0]

@@ -1,46 +1,11 @@
 """A whole recipe, small, on the real parts: Prefect's temporary server, Ray, vLLM, FSDP2 and MLflow."""
 
 import json
-import os
 import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-# Sums of two digits from a hundred SFT steps: enough for an accuracy that is not zero.
-SMALL = [
-    "recipe=polaris_tiny",
-    "resources=two_cpu",
-    "data.chain_sum.max_terms=2",
-    "data.chain_sum.sft_rows=120",
-    "data.chain_sum.train_rows=100",
-    "data.chain_sum.validation_rows=20",
-    "data.chain_sum.test_rows=30",
-    "stages.sft.steps=100",
-    "stages.sft.rows_per_step=24",
-    "stages.rl.steps=2",
-    "stages.rl.prompts_per_step=4",
-    "stages.rl.samples_per_prompt=4",
-    "stages.rl.max_response_tokens=16",
-    "evaluation.max_response_tokens=16",
-    "evaluation.samples_per_prompt=2",
-    "evaluation.bootstrap_resamples=200",
-]
-
-
-@dataclass
-class Almanac:
-    """The command, under a root of its own."""
-
-    root: Path
-
-    def __call__(self, *arguments: str, timeout: float = 500) -> subprocess.CompletedProcess[str]:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "ALMANAC_", "RAY_"))}
-        environment = inherited | {"ALMANAC_ROOT": str(self.root)}
-        command = [sys.executable, "-m", "flows.cli", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+from small_recipe import SMALL, Almanac
 
 
 @pytest.fixture(scope="module")

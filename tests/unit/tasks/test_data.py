@@ -115,13 +115,21 @@ def test_sums_are_spread_evenly_as_far_as_there_are_different_ones() -> None:
 def test_worked_answers_write_the_totals_after_each_sign() -> None:
     assert partial_sums("4 + 3 - 2") == ["7", "5"]
     assert partial_sums("0 - 9 - 9 + 1") == ["-9", "-18", "-17"]
-    worked = chain_sums(SMALL, 0)["sft"]
-    plain = chain_sums(SMALL.model_copy(update={"worked_answers": False}), 0)["sft"]
+    worked = chain_sums(SMALL.model_copy(update={"worked_fraction": 1.0}), 0)["sft"]
+    plain = chain_sums(SMALL.model_copy(update={"worked_fraction": 0.0}), 0)["sft"]
     for long, short in zip(worked, plain, strict=True):
-        expression = long["messages"][0]["content"].removesuffix(" =")
-        totals = partial_sums(expression)
+        expression = long["messages"][0]["content"].removesuffix("=")
+        totals = partial_sums(" ".join(expression))
         assert long["messages"][1]["content"] == f"<think>{' '.join(totals)}</think>\\boxed{{{eval(expression)}}}"
         assert short["messages"][1]["content"] == f"\\boxed{{{totals[-1]}}}"
+
+
+# Mutation: draw once for the whole split.
+def test_a_share_of_the_answers_is_worked() -> None:
+    answers = [row["messages"][1]["content"] for row in chain_sums(ChainSumConfig(max_terms=4, worked_fraction=0.25), 0)["sft"]]
+    worked = sum(answer.startswith("<think>") for answer in answers)
+    # Binomial: four standard deviations of the share of n rows are 4 * sqrt(0.25 * 0.75 / n).
+    assert abs(worked / len(answers) - 0.25) < 4 * (0.25 * 0.75 / len(answers)) ** 0.5
 
 
 # Mutation: draw from an unseeded generator, or ignore the seed.
@@ -139,8 +147,8 @@ def test_more_sums_than_there_are_are_refused(tmp_path: Path) -> None:
 
 def test_the_suffix_ends_every_user_message(tmp_path: Path) -> None:
     data = made(DataConfig(chain_sum=SMALL, prompt_suffix=" Box it."), tmp_path)
-    assert all(prompt.messages[-1]["content"].endswith(" = Box it.") for prompt in load_prompts(data.path("test")))
-    assert all(chat[0]["content"].endswith(" = Box it.") for chat in load_conversations(data.path("sft")))
+    assert all(prompt.messages[-1]["content"].endswith("= Box it.") for prompt in load_prompts(data.path("test")))
+    assert all(chat[0]["content"].endswith("= Box it.") for chat in load_conversations(data.path("sft")))
 
 
 # --- reuse

@@ -1,0 +1,78 @@
+"""A run that is killed, and one whose disk fills up, as the next person at the machine finds them."""
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from small_recipe import SMALL, Almanac
+
+
+def wait_for(condition, seconds: float, what: str):
+    """First true value of `condition()`."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.5)
+    raise AssertionError(f"{what} within {seconds:g} s")
+
+
+def training(almanac: Almanac) -> list[psutil.Process]:
+    """Ray's workers of a run that has done a step; none before."""
+    if not any("StepFinished" in log.read_text() for log in almanac.root.glob(".work/runs/*/events.jsonl")):
+        return []
+    return [process for process in psutil.process_iter() if process.name().startswith("ray::actor rank") and in_run(process, almanac.root)]
+
+
+def in_run(process: psutil.Process, root: Path) -> bool:
+    try:
+        return process.environ().get("ALMANAC_ROOT") == str(root)
+    except psutil.Error:
+        return False
+
+
+# Mutation: leave the process out of the record (status stays running), or hold the lock by the file's existence.
+def test_a_killed_run_is_seen_as_killed_and_is_no_obstacle(tmp_path: Path) -> None:
+    almanac = Almanac(tmp_path)
+    run = almanac.start("run", *SMALL, "stages.sft.steps=100000")
+    try:
+        workers = wait_for(lambda: training(almanac), 240, "no training step")
+    finally:
+        run.kill()
+        run.wait()
+    wait_for(lambda: not any(worker.is_running() for worker in workers), 60, "workers did not end with their run")
+
+    shown = json.loads(almanac("show", "latest", "--json").stdout)
+    assert shown["status"] == "killed"
+    assert shown["stages"][0]["steps"] < 100000
+    # The lock is free: what stops the next run is its own bad input.
+    again = almanac("run", *SMALL, "model.architecture.initializer_range=-1")
+    assert (again.returncode, "initializer_range" in again.stderr) == (2, True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", disk], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+# Mutation: swallow OSError in the tracker or the export, or write the record without its reserve.
+def test_a_full_disk_ends_the_run_with_its_reason_and_nothing_half_written(small_disk: Path) -> None:
+    almanac = Almanac(small_disk)
+    ran = almanac("run", *SMALL, "minimum_free_disk_gigabytes=0")
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert "space" in ran.stderr
+    shown = json.loads(almanac("show", "latest", "--json").stdout)
+    assert (shown["status"], "space" in shown["error"]) == ("failed", True)
+    # Directories appear whole: a model without its configuration, or a data set without its manifest, would be half of one.
+    for weights in small_disk.glob(".work/**/model.safetensors"):
+        assert (weights.parent / "config.json").is_file()
+    assert not list(small_disk.glob(".work/**/*.partial"))
