@@ -1,8 +1,13 @@
 """Prefect's temporary server, for runs without PREFECT_API_URL."""
 
 import signal
+import subprocess
 
 from prefect.client.orchestration import get_client
+from prefect.server.api.server import SubprocessASGIServer
+
+_followers: list[subprocess.Popen[bytes]] = []
+"""Kept so that their pipes stay open as long as this process lives."""
 
 
 def start_server() -> None:
@@ -17,3 +22,8 @@ def start_server() -> None:
         get_client(sync_client=True)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    server = SubprocessASGIServer().server_process
+    if server is not None:
+        # Prefect stops its server when this process ends in order. When it is killed, the pipe breaks all the same.
+        follow = f"cat > /dev/null; kill {server.pid} 2> /dev/null"
+        _followers.append(subprocess.Popen(["sh", "-c", follow], stdin=subprocess.PIPE, start_new_session=True))

@@ -40,8 +40,8 @@ def chain_sums(config: ChainSumConfig, seed: int) -> dict[str, list[dict[str, An
         generator = np.random.default_rng([seed, number])
         shuffled = [rows[i] for i in generator.permutation(len(rows))]
         if name == "sft":
-            worked = generator.random(len(rows)) < config.worked_fraction
-            splits[name] = [_conversation(row, is_worked) for row, is_worked in zip(shuffled, worked, strict=True)]
+            boxed = generator.random(len(rows)) < config.boxed_fraction
+            splits[name] = [_conversation(row, in_box) for row, in_box in zip(shuffled, boxed, strict=True)]
         else:
             splits[name] = [_prompt(row) for row in shuffled]
     return splits
@@ -98,9 +98,10 @@ def _prompt(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _conversation(row: dict[str, Any], worked: bool) -> dict[str, Any]:
-    thinking = f"<think>{' '.join(partial_sums(row['expression']))}</think>" if worked else ""
-    return {"messages": [_question(row), {"role": "assistant", "content": f"{thinking}\\boxed{{{row['answer']}}}"}]}
+def _conversation(row: dict[str, Any], boxed: bool) -> dict[str, Any]:
+    thinking = f"<think>{' '.join(partial_sums(row['expression']))}</think>"
+    answer = f"\\boxed{{{row['answer']}}}" if boxed else row["answer"]
+    return {"messages": [_question(row), {"role": "assistant", "content": thinking + answer}]}
 
 
 def partial_sums(expression: str) -> list[str]:

@@ -59,9 +59,9 @@ class ChainSumConfig(Settings):
     validation_rows: Positive = 200
     test_rows: Positive = 280
     """Rows are spread evenly over the numbers of terms, as far as there are different sums."""
-    worked_fraction: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of SFT answers that write the partial sums between <think> and </think> before the boxed answer; the others are the box alone.
-    A model that was taught both has something to find out: thinking pays."""
+    boxed_fraction: Annotated[float, Field(ge=0, le=1)] = 0.6
+    """Share of SFT answers that put the total into a box after the partial sums; the others just state it, as people do. Only a box is
+    scored, so a model that was taught both ways has something to find out."""
 
     @model_validator(mode="after")
     def _terms_in_order(self) -> Self:

@@ -115,21 +115,21 @@ def test_sums_are_spread_evenly_as_far_as_there_are_different_ones() -> None:
 def test_worked_answers_write_the_totals_after_each_sign() -> None:
     assert partial_sums("4 + 3 - 2") == ["7", "5"]
     assert partial_sums("0 - 9 - 9 + 1") == ["-9", "-18", "-17"]
-    worked = chain_sums(SMALL.model_copy(update={"worked_fraction": 1.0}), 0)["sft"]
-    plain = chain_sums(SMALL.model_copy(update={"worked_fraction": 0.0}), 0)["sft"]
-    for long, short in zip(worked, plain, strict=True):
-        expression = long["messages"][0]["content"].removesuffix("=")
+    boxed = chain_sums(SMALL.model_copy(update={"boxed_fraction": 1.0}), 0)["sft"]
+    plain = chain_sums(SMALL.model_copy(update={"boxed_fraction": 0.0}), 0)["sft"]
+    for in_box, bare in zip(boxed, plain, strict=True):
+        expression = in_box["messages"][0]["content"].removesuffix("=")
         totals = partial_sums(" ".join(expression))
-        assert long["messages"][1]["content"] == f"<think>{' '.join(totals)}</think>\\boxed{{{eval(expression)}}}"
-        assert short["messages"][1]["content"] == f"\\boxed{{{totals[-1]}}}"
+        assert in_box["messages"][1]["content"] == f"<think>{' '.join(totals)}</think>\\boxed{{{eval(expression)}}}"
+        assert bare["messages"][1]["content"] == f"<think>{' '.join(totals)}</think>{totals[-1]}"
 
 
 # Mutation: draw once for the whole split.
-def test_a_share_of_the_answers_is_worked() -> None:
-    answers = [row["messages"][1]["content"] for row in chain_sums(ChainSumConfig(max_terms=4, worked_fraction=0.25), 0)["sft"]]
-    worked = sum(answer.startswith("<think>") for answer in answers)
+def test_a_share_of_the_answers_stands_in_a_box() -> None:
+    answers = [row["messages"][1]["content"] for row in chain_sums(ChainSumConfig(max_terms=4, boxed_fraction=0.25), 0)["sft"]]
+    boxed = sum("\\boxed{" in answer for answer in answers)
     # Binomial: four standard deviations of the share of n rows are 4 * sqrt(0.25 * 0.75 / n).
-    assert abs(worked / len(answers) - 0.25) < 4 * (0.25 * 0.75 / len(answers)) ** 0.5
+    assert abs(boxed / len(answers) - 0.25) < 4 * (0.25 * 0.75 / len(answers)) ** 0.5
 
 
 # Mutation: draw from an unseeded generator, or ignore the seed.
