@@ -67,7 +67,7 @@ class ModelConfig(Settings):
     architecture: ArchitectureConfig | None = None
     """Random weights and a character tokenizer of our own."""
     path: str | None = None
-    """A Hugging Face directory or hub name."""
+    """A Hugging Face directory or hub name. Relative directories start at the project's root."""
     gguf: GgufConfig | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type that trainer and rollout compute in. `auto`: bfloat16 on GPUs and on CPUs with bfloat16 instructions, else float32."""

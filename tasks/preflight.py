@@ -55,7 +55,7 @@ def _model(model: ModelConfig) -> Iterator[Finding]:
         yield from _gguf(model.gguf)
     if model.path is None:
         return
-    path = Path(model.path)
+    path = workspace.root() / model.path
     if path.is_dir():
         if not (path / "config.json").is_file():
             yield Finding("error", "model.path", f"{path} has no config.json; name the directory of a Hugging Face model")

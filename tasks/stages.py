@@ -159,8 +159,8 @@ def evaluate_model(config: RecipeConfig, label: str, log_directory: Path, listen
 
 def first_weights(config: RecipeConfig) -> Path:
     """Directory of the model that the recipe starts from, made once and kept under `.work/models`; a local directory is taken as it is."""
-    if config.model.path is not None and Path(config.model.path).is_dir():
-        return Path(config.model.path)
+    if config.model.path is not None and (local := workspace.root() / config.model.path).is_dir():
+        return local
     key = model.model_digest_key(config.model, config.seed)
     return model.create(config.model, config.seed, workspace.models_directory() / key)
 
