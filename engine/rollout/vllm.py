@@ -1,15 +1,9 @@
-"""Generation with vLLM in the process that trains."""
+"""Generation with vLLM in the process that trains. What vLLM reads from the environment is set in `engine.trainer.session`."""
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-# vLLM reads these when it is imported: one process holds engine and trainer, and threads are Ray's to give.
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 import torch
 from vllm import LLM, SamplingParams

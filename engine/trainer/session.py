@@ -17,11 +17,14 @@ OBJECT_STORE_BYTES = 200 * 2**20
 """Only batches of tokens go through Ray's object store, never weights."""
 
 WORKER_ENVIRONMENT = {
+    # One process holds vLLM's engine and the trainer, and threads are Ray's to give.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    # vLLM compiles a few sampling helpers even in eager mode: 20 s of C++ compiler in every process, for nothing at these sizes.
+}
+CPU_ENVIRONMENT = {
+    # vLLM compiles a few sampling helpers even in eager mode: 20 s of C++ compiler in every process, for nothing at a CPU's sizes.
     "TORCHDYNAMO_DISABLE": "1",
 }
 
@@ -61,7 +64,8 @@ class Session:
                 "device": device,
                 "dtype": resolve_dtype(device, config.dtype),
             }
-            actor = WorkerGroup("actor", HybridActor, arguments, config.resources, device, WORKER_ENVIRONMENT)
+            environment = WORKER_ENVIRONMENT | (CPU_ENVIRONMENT if device == "cpu" else {})
+            actor = WorkerGroup("actor", HybridActor, arguments, config.resources, device, environment)
             host, port = actor.rendezvous()
             for rank, digest in enumerate(actor.start(host, port).get()):
                 if digest != config.digest():
