@@ -42,7 +42,7 @@ def test_repro_makes_the_data_once(project: Path) -> None:
     dvc(project, "repro", STAGE)
     train = parquet.read_table(project / "data/polaris_tiny/train.parquet")
     assert train.column_names == ["prompt", "data_source", "ability", "reward_model", "extra_info"]
-    assert "is up to date" in dvc(project, "status", STAGE)
+    assert "up to date" in dvc(project, "status", STAGE)
     assert "Running stage" not in dvc(project, "repro", STAGE)
     # A changed dependency makes it run again.
     recipe = project / "conf/recipe/polaris_tiny.yaml"
