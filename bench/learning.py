@@ -70,7 +70,8 @@ def run_arm(name: str, overrides: list[str]) -> dict[str, Any]:
         "rl_steps": rl["steps"],
         "minutes": minutes_between(shown["started"], shown["finished"]),
         "peak_gigabytes": peak,
-        "max_log_prob_difference": largest_difference(shown["run"]),
+        "mean_log_prob_difference": largest_over_steps(shown["run"], "policy/mean_log_prob_difference"),
+        "max_log_prob_difference": largest_over_steps(shown["run"], "policy/max_log_prob_difference"),
         "commit": shown["lineage"]["commit"],
         "sft_model": stages["sft"]["model"] if "sft" in stages else None,
     }
@@ -115,13 +116,13 @@ def minutes_between(started: str, finished: str) -> float:
     return (datetime.fromisoformat(finished) - datetime.fromisoformat(started)).total_seconds() / 60
 
 
-def largest_difference(run: str) -> float:
-    """Largest |trainer - rollout| log-prob over all RL steps of a run."""
+def largest_over_steps(run: str, metric: str) -> float:
+    """Largest value of a metric over all RL steps of a run."""
     from tasks.journal import read_events
     from tasks.workspace import run_directory
 
-    steps = [event for event in read_events(run_directory(run) / "events.jsonl") if "policy/max_log_prob_difference" in getattr(event, "metrics", {})]
-    return max(event.metrics["policy/max_log_prob_difference"] for event in steps)
+    events = read_events(run_directory(run) / "events.jsonl")
+    return max(event.metrics[metric] for event in events if metric in getattr(event, "metrics", {}))
 
 
 def verdict(arm: dict[str, Any]) -> list[str]:
@@ -154,15 +155,15 @@ def page(arms: list[dict[str, Any]], verdicts: dict[str, list[str]]) -> str:
         f"`python bench/learning.py`, recipe `{RECIPE}`, commit {arms[0]['commit']}. Accuracy is avg@8 on the held-out test set; the gain's",
         "95 % interval is a bootstrap paired over prompts. The control arms start from the first seed's SFT model and must not gain.",
         "",
-        "| arm | before RL | after RL | gain | 95 % interval | RL steps | minutes | peak GB | largest log-prob difference | verdict |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+        "| arm | before RL | after RL | gain | 95 % interval | RL steps | minutes | peak GB | log-prob difference, mean | largest | verdict |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for arm in arms:
         low, high = arm["gain_interval"]
         lines.append(
             f"| {arm['arm']} | {arm['sft_avg_at_8']:.1%} | {arm['rl_avg_at_8']:.1%} | {100 * arm['gain']:+.1f} points "
             f"| {100 * low:+.1f} .. {100 * high:+.1f} | {arm['rl_steps']} | {arm['minutes']:.1f} | {arm['peak_gigabytes']:.1f} "
-            f"| {arm['max_log_prob_difference']:.1e} | {'; '.join(verdicts[arm['arm']]) or 'as it must be'} |"
+            f"| {arm['mean_log_prob_difference']:.1e} | {arm['max_log_prob_difference']:.1e} | {'; '.join(verdicts[arm['arm']]) or 'as it must be'} |"
         )
     return "\n".join(lines) + "\n"
 

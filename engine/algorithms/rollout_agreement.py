@@ -17,6 +17,7 @@ def rollout_agreement(trainer_log_probs: Tensor, rollout_log_probs: Tensor, mask
 
     Returns:
         `policy/kl_rollout`: mean over tokens of k3 of KL(rollout || trainer), the rollout having drawn the tokens, nats.
+        `policy/mean_log_prob_difference`: mean over tokens of |trainer - rollout|.
         `policy/max_log_prob_difference`: largest |trainer - rollout|, not clamped; NaN if any difference is, so compare it as
         `not (difference <= limit)`; 0 without response tokens.
         `policy/rollout_effective_fraction`: effective sample size of the token weights exp(trainer - rollout) over the number of tokens.
@@ -27,10 +28,11 @@ def rollout_agreement(trainer_log_probs: Tensor, rollout_log_probs: Tensor, mask
     weights = torch.where(mask, difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), 0)
     k3 = kl("k3", rollout, trainer, mask)
     largest = difference.abs().max() if difference.numel() else difference.new_zeros(())
-    sums = torch.stack([k3.sum(), largest, weights.sum(), weights.square().sum(), mask.sum().double()])
-    k3_total, largest_value, weight_total, weight_squares, tokens = sums.tolist()
+    sums = torch.stack([k3.sum(), difference.abs().sum(), largest, weights.sum(), weights.square().sum(), mask.sum().double()])
+    k3_total, difference_total, largest_value, weight_total, weight_squares, tokens = sums.tolist()
     statistics = Statistics()
     statistics.add("policy/kl_rollout", Mean(k3_total, tokens))
+    statistics.add("policy/mean_log_prob_difference", Mean(difference_total, tokens))
     statistics.add("policy/max_log_prob_difference", Maximum(largest_value))
     statistics.add("policy/rollout_effective_fraction", EffectiveFraction(weight_total, weight_squares, tokens))
     return statistics
