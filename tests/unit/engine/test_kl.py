@@ -77,6 +77,7 @@ def test_rollout_agreement_golden_values() -> None:
     assert result == pytest.approx(
         {
             "policy/kl_rollout": (1 - math.log(2)) / 2,
+            "policy/mean_log_prob_difference": math.log(2) / 2,
             "policy/max_log_prob_difference": math.log(2),
             "policy/rollout_effective_fraction": 0.9,
         },
