@@ -59,7 +59,7 @@ class ChainSumConfig(Settings):
     validation_rows: Positive = 200
     test_rows: Positive = 280
     """Rows are spread evenly over the numbers of terms, as far as there are different sums."""
-    boxed_fraction: Annotated[float, Field(ge=0, le=1)] = 0.55
+    boxed_fraction: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of SFT answers that put the total into a box after the partial sums; the others just state it, as people do. Only a box is
     scored, so a model that was taught both ways has something to find out."""
 
