@@ -69,7 +69,8 @@ def choices(group: str) -> dict[str, str]:
 def write_resolved(config: RecipeConfig, path: Path) -> None:
     """Write every setting, defaults included, as YAML that `load_resolved` reads."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=140), encoding="utf-8")
+    # Escaped beyond ASCII: PyYAML writes some characters bare that it reads back as line breaks (U+0085).
+    beside.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=140), encoding="utf-8")
     beside.replace(path)
 
 
