@@ -4,14 +4,11 @@ from prefect import flow
 
 from flows.data import data
 from flows.evaluation import evaluation
-from flows.rl import rl
-from flows.sft import sft
+from flows.training import FLOWS
 from tasks import stages
 from tasks.config import RecipeConfig
 from tasks.context import open_run
 from tasks.progress import BASE, Listener
-
-STAGES = {"sft": sft, "rl": rl}
 
 
 @flow(name="recipe", flow_run_name="{run}", validate_parameters=False)
@@ -28,5 +25,5 @@ def recipe(config: RecipeConfig, run: str, listener: Listener) -> None:
         with stages.engine(context):
             evaluation(context, BASE)
             for name, stage in config.stages.items():
-                STAGES[stage.kind](context, name)
+                FLOWS[stage.kind](context, name)
                 evaluation(context, name)

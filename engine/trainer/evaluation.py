@@ -9,10 +9,8 @@ from engine.config import EvaluationConfig, RewardConfig
 from engine.events import Emit, EvaluationProgressed
 from engine.prompts import Prompt, sample_seed
 from engine.rewards.scoring import score
-from engine.rollout.backend import Request
-from engine.tokenizer import render_prompt
+from engine.trainer.samples import sample_requests, sample_rows
 from engine.trainer.session import Session
-from engine.trainer.sync import sample_rows
 
 CHUNKS = 4
 """Parts that an evaluation is generated in, so that its progress can be seen."""
@@ -52,7 +50,10 @@ def evaluate(
     size = -(-len(chosen) // CHUNKS)
     for start in range(0, len(chosen), size):
         repeated = [prompt for prompt in chosen[start : start + size] for _ in range(per_prompt)]
-        samples = session.actor.generate(_requests(session, config, repeated, seed)).get()
+        seeds = [sample_seed(seed, "evaluation", 0, prompt.id, index % per_prompt) for index, prompt in enumerate(repeated)]
+        samplings = [None if index % per_prompt == 0 else config.sampling for index in range(len(repeated))]
+        requests = sample_requests(session.tokenizer, repeated, seeds, samplings, config.max_response_tokens)
+        samples = session.actor.generate(requests).get()
         part = score(reward.model_copy(update={"shuffle": False}), samples.objects["response"], repeated)
         ids = [f"{label}/{prompt.id}/{_kind(index, per_prompt)}" for index, prompt in enumerate(repeated)]
         rows += sample_rows(ids, repeated, samples, part)
@@ -74,17 +75,3 @@ def evaluate(
 def _kind(index: int, per_prompt: int) -> str:
     position = index % per_prompt
     return "greedy" if position == 0 else str(position - 1)
-
-
-def _requests(session: Session, config: EvaluationConfig, repeated: Sequence[Prompt], seed: int) -> list[Request]:
-    per_prompt = 1 + config.samples_per_prompt
-    rendered = {prompt.id: render_prompt(session.tokenizer, prompt.messages) for prompt in repeated}
-    return [
-        Request(
-            prompt_tokens=rendered[prompt.id],
-            seed=sample_seed(seed, "evaluation", 0, prompt.id, index % per_prompt),
-            sampling=None if index % per_prompt == 0 else config.sampling,
-            max_tokens=config.max_response_tokens,
-        )
-        for index, prompt in enumerate(repeated)
-    ]

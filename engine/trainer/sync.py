@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -16,8 +15,7 @@ from engine.events import Emit, SamplesGenerated, StageFinished, StageStarted, S
 from engine.metrics import Statistics
 from engine.prompts import Prompt, PromptSampler, sample_seed
 from engine.rewards.scoring import score
-from engine.rollout.backend import Request
-from engine.tokenizer import render_prompt
+from engine.trainer.samples import sample_requests, sample_rows
 from engine.trainer.session import Session
 from engine.trainer.timing import PhaseTimer
 
@@ -52,7 +50,8 @@ class SyncTrainer:
         config, actor, timer = self.config, self.session.actor, PhaseTimer()
         temperature, max_tokens = config.sampling.temperature, config.training.max_tokens_per_micro_batch
         repeated = [prompt for prompt in prompts for _ in range(config.samples_per_prompt)]
-        requests = self._requests(step, repeated)
+        seeds = [sample_seed(self.seed, self.stage, step, prompt.id, index % config.samples_per_prompt) for index, prompt in enumerate(repeated)]
+        requests = sample_requests(self.session.tokenizer, repeated, seeds, [config.sampling] * len(repeated), config.max_response_tokens)
         estimate = ADVANTAGES.get(config.algorithm.advantage.estimator)
 
         with timer("generate"):
@@ -82,19 +81,6 @@ class SyncTrainer:
             "throughput/tokens_per_second": tokens / timer.elapsed(),
             **timer.metrics(),
         }
-
-    def _requests(self, step: int, repeated: Sequence[Prompt]) -> list[Request]:
-        """One request a sample, each with a random stream of its own; prompts longer than the cap were dropped with the data."""
-        rendered = {prompt.id: render_prompt(self.session.tokenizer, prompt.messages) for prompt in repeated}
-        return [
-            Request(
-                prompt_tokens=rendered[prompt.id],
-                seed=sample_seed(self.seed, self.stage, step, prompt.id, index % self.config.samples_per_prompt),
-                sampling=self.config.sampling,
-                max_tokens=self.config.max_response_tokens,
-            )
-            for index, prompt in enumerate(repeated)
-        ]
 
     def _agreed(self, step: int, statistics: Statistics) -> dict[str, float]:
         """Metrics of the agreement between trainer and rollout. Raises `DisagreementError` beyond the configured bound."""
@@ -135,24 +121,6 @@ class SyncTrainer:
         if step in (1, self.config.steps) or step % self.config.samples_table_every_steps == 0:
             ids = [f"{self.stage}/{step}/{prompt.id}/{index % self.config.samples_per_prompt}" for index, prompt in enumerate(repeated)]
             self.emit(SamplesGenerated(stage=self.stage, step=step, rows=sample_rows(ids, repeated, samples, rewards.tolist())))
-
-
-def sample_rows(ids: Sequence[str], prompts: Sequence[Prompt], samples: Batch, rewards: Sequence[float]) -> list[dict[str, Any]]:
-    """Rows of `SamplesGenerated`, one a sample."""
-    columns = zip(ids, prompts, samples.objects["response"], rewards, samples.objects["response_tokens"], samples.objects["finished"], strict=True)
-    return [
-        {
-            "sample_id": sample_id,
-            "difficulty": prompt.difficulty,
-            "prompt": prompt.messages[-1]["content"],
-            "response": response,
-            "ground_truth": prompt.ground_truth,
-            "reward": reward,
-            "response_tokens": tokens,
-            "finished": finished,
-        }
-        for sample_id, prompt, response, reward, tokens, finished in columns
-    ]
 
 
 def train_rl(session: Session, stage: str, config: RLStageConfig, prompts: Sequence[Prompt], seed: int, emit: Emit) -> None:

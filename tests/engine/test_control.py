@@ -154,7 +154,9 @@ def test_processors_that_others_hold(cluster: None) -> None:
 
 def test_processors_come_back_at_once(cluster: None) -> None:
     # Ray's account of what is free lags behind. Mutation: refuse at the first look at `available_resources`.
+    processes = []
     for _ in range(2):
         group = open_group(ranks=1, cpus_per_rank=CPUS // 2)
-        group.process_id().get()
+        processes += group.process_id().get()
         group.close()
+    assert len(set(processes)) == 2

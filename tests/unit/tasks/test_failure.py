@@ -1,10 +1,12 @@
 import errno
+import shutil
+from pathlib import Path
 
 import pytest
 
 from engine.control.deadline import WorkerError
 from tasks.config import ConfigurationError, Problem
-from tasks.failure import reason
+from tasks.failure import NO_SPACE, reason
 
 WORKER = "actor rank 0, update raised:\nray::actor()\n  File somewhere\nFloatingPointError: gradient norm is nan"
 
@@ -30,3 +32,15 @@ def test_reason(error: BaseException, text: str) -> None:
 def test_a_full_disk_without_a_file_is_named_by_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALMANAC_ROOT", "/somewhere")
     assert "/somewhere" in reason(OSError(errno.ENOSPC, "No space left on device"))
+
+
+# Mutation: report a service's answer as it is; Prefect's server says no more than "500 Internal Server Error".
+def test_a_service_that_fails_on_a_full_disk_is_not_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ALMANAC_ROOT", str(tmp_path))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=4096))
+    assert reason(RuntimeError("500")) == f"{NO_SPACE.format(root=tmp_path)} (RuntimeError: 500)"
+    # What we say ourselves names its own cause.
+    assert reason(ConfigurationError([Problem("seed", "is wrong")])) == "seed: is wrong"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**30))
+    assert reason(RuntimeError("500")) == "RuntimeError: 500"

@@ -100,16 +100,17 @@ def test_broken_rules_are_named_by_key(values: dict, key: str) -> None:
 
 def test_exactly_the_context_fits() -> None:
     """Mutation: `>=` for `>` in `_tokens_fit`."""
-    recipe(stages={"sft": sft(max_tokens=256), "rl": rl(max_response_tokens=216)}, evaluation={"max_response_tokens": 216})
+    fits = recipe(stages={"sft": sft(max_tokens=256), "rl": rl(max_response_tokens=216)}, evaluation={"max_response_tokens": 216})
+    assert fits.stages["rl"].max_prompt_tokens + fits.stages["rl"].max_response_tokens == fits.model.architecture.max_context_tokens
 
 
 def test_context_of_a_model_from_elsewhere_is_its_own_business() -> None:
-    recipe(model={"path": "some/model"}, evaluation={"max_response_tokens": 10_000})
+    assert recipe(model={"path": "some/model"}, evaluation={"max_response_tokens": 10_000}).evaluation.max_response_tokens == 10_000
 
 
 def test_legal_though_unusual() -> None:
-    recipe(stages={"rl": rl()})
-    recipe(stages={"sft": sft()}, data={"train_file": "a.parquet", "sft_file": "b.jsonl"})
+    assert list(recipe(stages={"rl": rl()}).stages) == ["rl"]
+    assert recipe(stages={"sft": sft()}, data={"train_file": "a.parquet", "sft_file": "b.jsonl"}).data.train_file == "a.parquet"
 
 
 def test_order_of_stages_counts_in_the_digest() -> None:
