@@ -2,8 +2,8 @@
 
     python bench/learning.py [--seeds 1 2 3]
 
-The control arms start from the first seed's SFT model and run its RL stage with a learning rate of 0 and with shuffled rewards. Writes
-docs/results/learning.{json,md}; exits with 1 when an arm did not do what it must.
+An arm that was done at this commit is not done again (.work/bench/learning). The control arms start from the first seed's SFT model and run its RL
+stage with a learning rate of 0 and with shuffled rewards. Writes docs/results/learning.{json,md}; exits with 1 when an arm did not do what it must.
 """
 
 import argparse
@@ -52,9 +52,20 @@ def main() -> int:
 
 
 def run_arm(name: str, overrides: list[str]) -> dict[str, Any]:
-    """One run of the recipe, as `almanac show --json` tells it, cut down to what is compared."""
+    """One run of the recipe, cut down to what is compared."""
     print(f"== {name}: {' '.join(overrides)}", flush=True)
-    peak = run_measured([str(ALMANAC), "run", f"recipe={RECIPE}", *overrides])
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True, cwd=ROOT).stdout.strip()
+    part = ROOT / ".work" / "bench" / "learning" / commit / f"{name.replace(' ', '_')}.json"
+    if not part.exists():
+        peak = run_measured([str(ALMANAC), "run", f"recipe={RECIPE}", *overrides])
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(newest_run(name, overrides, peak), indent=2))
+    arm: dict[str, Any] = json.loads(part.read_text())
+    return arm
+
+
+def newest_run(name: str, overrides: list[str], peak: float | None) -> dict[str, Any]:
+    """What is compared of the newest run; `peak` is the memory of all its processes in GB, None where nobody looked."""
     shown = json.loads(subprocess.run([ALMANAC, "show", "latest", "--json"], check=True, capture_output=True, text=True, cwd=ROOT).stdout)
     stages = {stage["name"]: stage for stage in shown["stages"]}
     rl = stages["rl"]
@@ -140,7 +151,7 @@ def verdict(arm: dict[str, Any]) -> list[str]:
             wrong.append("SFT accuracy outside 30-70 %")
         if arm["minutes"] > MAXIMUM_MINUTES:
             wrong.append(f"longer than {MAXIMUM_MINUTES} minutes")
-    if arm["peak_gigabytes"] > MAXIMUM_GIGABYTES:
+    if arm["peak_gigabytes"] is not None and arm["peak_gigabytes"] > MAXIMUM_GIGABYTES:
         wrong.append(f"more than {MAXIMUM_GIGABYTES} GB")
     if not arm["max_log_prob_difference"] <= 1e-4:
         wrong.append("trainer and rollout disagree")
@@ -160,9 +171,10 @@ def page(arms: list[dict[str, Any]], verdicts: dict[str, list[str]]) -> str:
     ]
     for arm in arms:
         low, high = arm["gain_interval"]
+        peak = "not measured" if arm["peak_gigabytes"] is None else f"{arm['peak_gigabytes']:.1f}"
         lines.append(
             f"| {arm['arm']} | {arm['sft_avg_at_8']:.1%} | {arm['rl_avg_at_8']:.1%} | {100 * arm['gain']:+.1f} points "
-            f"| {100 * low:+.1f} .. {100 * high:+.1f} | {arm['rl_steps']} | {arm['minutes']:.1f} | {arm['peak_gigabytes']:.1f} "
+            f"| {100 * low:+.1f} .. {100 * high:+.1f} | {arm['rl_steps']} | {arm['minutes']:.1f} | {peak} "
             f"| {arm['mean_log_prob_difference']:.1e} | {arm['max_log_prob_difference']:.1e} | {'; '.join(verdicts[arm['arm']]) or 'as it must be'} |"
         )
     return "\n".join(lines) + "\n"
