@@ -102,7 +102,7 @@ class MLflowWriter:
             # A server knows where its artifacts go; for a database MLflow would take the current directory.
             local = database_file(self.uri) is not None
             location = (workspace.artifacts_directory() / mlflow_name(self.experiment)).as_uri() if local else None
-            # Without the tag MLflow's pages begin with traces of language-model applications.
+            # Else MLflow guesses what kind of experiment this is.
             kind = {"mlflow.experimentKind": "custom_model_development"}
             return str(self._client.create_experiment(self.experiment, artifact_location=location, tags=kind))
         if found.lifecycle_stage != "active":

@@ -153,7 +153,8 @@ def run_url(base: str, record: RunRecord | None) -> str:
     """The page of a run, or of all runs, on an MLflow server."""
     if record is None or record.mlflow is None:
         return base
-    return f"{base.rstrip('/')}/#/experiments/{record.mlflow.experiment_id}/runs/{record.mlflow.run_id}"
+    # Or MLflow's pages are those for language-model applications, with traces first and runs last.
+    return f"{base.rstrip('/')}/#/experiments/{record.mlflow.experiment_id}/runs/{record.mlflow.run_id}?workflowType=machine_learning"
 
 
 def ui(record: RunRecord | None, port: int = 5000) -> None:

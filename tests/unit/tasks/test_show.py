@@ -112,7 +112,7 @@ def test_note_is_a_markdown_table() -> None:
 
 
 def test_address_of_a_run() -> None:
-    assert show.run_url("http://host:1/", finished()) == "http://host:1/#/experiments/7/runs/f00"
+    assert show.run_url("http://host:1/", finished()) == "http://host:1/#/experiments/7/runs/f00?workflowType=machine_learning"
     assert show.run_url("http://host:1", None) == "http://host:1"
 
 
@@ -133,4 +133,4 @@ def test_a_tracking_server_is_pointed_at(capsys: pytest.CaptureFixture[str], mon
     assert record.mlflow is not None
     record.mlflow.tracking_uri = "http://tracker:5000"
     show.ui(record)
-    assert capsys.readouterr().out == "http://tracker:5000/#/experiments/7/runs/f00\n"
+    assert capsys.readouterr().out == "http://tracker:5000/#/experiments/7/runs/f00?workflowType=machine_learning\n"
