@@ -2,8 +2,9 @@
 
     python bench/learning.py [--seeds 1 2 3]
 
-An arm that was done at this commit is not done again (.work/bench/learning). The control arms start from the first seed's SFT model and run its RL
-stage with a learning rate of 0 and with shuffled rewards. Writes docs/results/learning.{json,md}; exits with 1 when an arm did not do what it must.
+An arm that was done by this commit with this configuration is not done again (.work/bench/learning). The control arms start from the first seed's
+SFT model and run its RL stage with a learning rate of 0 and with shuffled rewards. Writes docs/results/learning.{json,md}; exits with 1 when an arm
+did not do what it must.
 """
 
 import argparse
@@ -54,14 +55,26 @@ def main() -> int:
 def run_arm(name: str, overrides: list[str]) -> dict[str, Any]:
     """One run of the recipe, cut down to what is compared."""
     print(f"== {name}: {' '.join(overrides)}", flush=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True, cwd=ROOT).stdout.strip()
-    part = ROOT / ".work" / "bench" / "learning" / commit / f"{name.replace(' ', '_')}.json"
-    if not part.exists():
-        peak = run_measured([str(ALMANAC), "run", f"recipe={RECIPE}", *overrides])
+    part = part_file([f"recipe={RECIPE}", *overrides])
+    if part is not None and part.exists():
+        return dict(json.loads(part.read_text()))
+    peak = run_measured([str(ALMANAC), "run", f"recipe={RECIPE}", *overrides])
+    arm = newest_run(name, overrides, peak)
+    if part is not None:
         part.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(newest_run(name, overrides, peak), indent=2))
-    arm: dict[str, Any] = json.loads(part.read_text())
+        part.write_text(json.dumps(arm, indent=2))
     return arm
+
+
+def part_file(overrides: list[str]) -> Path | None:
+    """Where an arm's result is kept, by code and resolved configuration; None where the code is no commit's."""
+    from tasks.compose import compose
+    from tasks.record import lineage
+
+    made_of = lineage(compose(overrides))
+    if made_of.commit is None or made_of.uncommitted:
+        return None
+    return ROOT / ".work" / "bench" / "learning" / made_of.commit / f"{made_of.configuration_digest}.json"
 
 
 def newest_run(name: str, overrides: list[str], peak: float | None) -> dict[str, Any]:

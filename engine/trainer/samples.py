@@ -14,7 +14,8 @@ def sample_requests(
     tokenizer: Any, prompts: Sequence[Prompt], seeds: Sequence[int], samplings: Sequence[SamplingConfig | None], max_tokens: int
 ) -> list[Request]:
     """One request a sample, each with a random stream of its own; a sampling of None is greedy. A prompt that repeats is rendered once."""
-    rendered = {prompt.id: render_prompt(tokenizer, prompt.messages) for prompt in {prompt.id: prompt for prompt in prompts}.values()}
+    messages = {prompt.id: prompt.messages for prompt in prompts}
+    rendered = {prompt_id: render_prompt(tokenizer, of_prompt) for prompt_id, of_prompt in messages.items()}
     return [
         Request(prompt_tokens=rendered[prompt.id], seed=seed, sampling=sampling, max_tokens=max_tokens)
         for prompt, seed, sampling in zip(prompts, seeds, samplings, strict=True)
