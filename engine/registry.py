@@ -1,18 +1,21 @@
-"""Names that configuration may use, and the functions they stand for. A name costs an import only when it is used."""
+"""Names that configuration may use, and the functions and classes they stand for. A name costs an import only when it is used."""
 
 import ast
 import difflib
 import importlib
 import importlib.util
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
 
 class Registry(Generic[F]):
-    """Functions by name, each written as `"module:function"`.
+    """Functions or classes by name, each written as `"module:attribute"`. Where a name is looked up, such a place of one's own will do as well.
 
     Listing and describing read source text and import nothing heavy, so that `almanac list` and `almanac preflight` start at once.
     """
@@ -26,24 +29,33 @@ class Registry(Generic[F]):
         return sorted(self._entries)
 
     def get(self, name: str) -> F:
-        """The function that `name` stands for. ValueError lists the names, and the nearest one, if there is none."""
-        module, function = self._locate(name)
-        return cast(F, getattr(importlib.import_module(module), function))
+        """What `name` stands for. ValueError lists the names, and the nearest one, if there is none, or says why a place cannot be imported."""
+        module, attribute = self.locate(name)
+        try:
+            return cast(F, getattr(importlib.import_module(module), attribute))
+        except (ImportError, AttributeError) as error:
+            if name in self._entries:
+                raise
+            raise ValueError(f"{self._kind} {name} cannot be imported ({error}); is its directory on PYTHONPATH?") from error
 
     def describe(self, name: str) -> str:
-        """First line of the function's docstring."""
-        module, function = self._locate(name)
+        """First line of the docstring."""
+        module, attribute = self.locate(name)
         spec = importlib.util.find_spec(module)
         assert spec is not None, f"{self._kind} {name}: no module {module}"
         assert spec.origin is not None, f"{self._kind} {name}: {module} has no source file"
         tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-        definition = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function)
+        definition = next(node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == attribute)
         return (ast.get_docstring(definition) or "").partition("\n")[0]
 
-    def _locate(self, name: str) -> tuple[str, str]:
+    def locate(self, name: str) -> tuple[str, str]:
+        """Module and attribute of a name; imports nothing. ValueError as `get`."""
+        if _PLACE.fullmatch(name):
+            module, _, attribute = name.partition(":")
+            return module, attribute
         if name not in self._entries:
             near = difflib.get_close_matches(name, self._entries, n=1)
             hint = f": did you mean {near[0]}?" if near else "."
-            raise ValueError(f"no {self._kind} is called {name!r}{hint} There are: {', '.join(self.names())}")
-        module, _, function = self._entries[name].partition(":")
-        return module, function
+            raise ValueError(f"no {self._kind} is called {name!r}{hint} There are: {', '.join(self.names())}; or module:name of your own")
+        module, _, attribute = self._entries[name].partition(":")
+        return module, attribute

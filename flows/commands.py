@@ -100,7 +100,10 @@ def evaluate(arguments: argparse.Namespace) -> int:
 def list_names(arguments: argparse.Namespace) -> int:
     """`almanac list`: everything that a recipe can name."""
     from engine.algorithms.registry import ADVANTAGES, LOSSES
-    from engine.rewards import registry as rewards
+    from engine.rewards.registry import REWARDS
+    from engine.rollout import registry as rollout
+    from engine.training import registry as training
+    from engine.workers.registry import ANNOTATORS
     from tasks.compose import choices
 
     groups = {
@@ -109,9 +112,12 @@ def list_names(arguments: argparse.Namespace) -> int:
         "data": ("data=NAME", choices("data")),
         "algorithms": ("algorithm@stages.STAGE.algorithm=NAME", choices("algorithm")),
         "resources": ("resources=NAME", choices("resources")),
-        "rewards": ("stages.STAGE.reward.default=NAME, or by_data_source", {name: rewards.describe(name) for name in rewards.names()}),
+        "rewards": ("stages.STAGE.reward.default=NAME, or by_data_source", _described(REWARDS)),
         "advantage estimators": ("stages.STAGE.algorithm.advantage.estimator=NAME", _described(ADVANTAGES)),
         "policy losses": ("stages.STAGE.algorithm.loss.name=NAME", _described(LOSSES)),
+        "training backends": ("training.backend=NAME", _described(training.BACKENDS)),
+        "rollout backends": ("rollout.backend=NAME", _described(rollout.BACKENDS)),
+        "annotators": ("annotators.NAME.worker=NAME", _described(ANNOTATORS)),
     }
     console = plain_console()
     for title, (how, names) in groups.items():

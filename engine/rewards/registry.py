@@ -7,14 +7,10 @@ from engine.registry import Registry
 RewardFunction = Callable[[str, str], float]
 """(response, ground truth) -> score."""
 
-_REWARDS: Registry[RewardFunction] = Registry(
+REWARDS: Registry[RewardFunction] = Registry(
     "reward",
     {
         "exact_match": "engine.rewards.exact_match:exact_match",
         "math_verify": "engine.rewards.math_verify:math_verify",
     },
 )
-
-get = _REWARDS.get
-names = _REWARDS.names
-describe = _REWARDS.describe

@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.config import RewardConfig
 from engine.prompts import Prompt
-from engine.rewards import registry
+from engine.rewards.registry import REWARDS
 
 
 def score(config: RewardConfig, responses: Sequence[str], prompts: Sequence[Prompt], *, seed: int | Sequence[int] = 0) -> list[float]:
@@ -39,7 +39,7 @@ def score(config: RewardConfig, responses: Sequence[str], prompts: Sequence[Prom
 def _score(config: RewardConfig, response: str, prompt: Prompt) -> float:
     name = config.by_data_source.get(prompt.data_source, config.default)
     try:
-        value = registry.get(name)(response, prompt.ground_truth)
+        value = REWARDS.get(name)(response, prompt.ground_truth)
     except Exception as error:
         error.add_note(f"while reward {name} scored a response to prompt {prompt.id} (row {prompt.index})")
         raise

@@ -1,12 +1,14 @@
 """What the hybrid actor asks of a generation engine."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
-from engine.config import SamplingConfig
+from engine.config import RolloutConfig, SamplingConfig
+from engine.control.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +30,25 @@ class Response:
     tokens: list[int]
     """The end-of-turn token included, where it was reached."""
     log_probs: list[float]
-    """Of each token under the distribution that it was drawn from (temperature applied)."""
+    """Of each token under the distribution that it was drawn from (temperature, top_p, top_k, min_p applied); greedy ones at temperature 1."""
     finished: bool
     """False when `max_tokens` cut it off."""
 
 
 class RolloutBackend(Protocol):
-    """A generation engine on this rank."""
+    """A generation engine on this rank, or this rank's share of one that several ranks run together."""
 
-    def generate(self, requests: Sequence[Request]) -> list[Response]:
-        """Responses in the order of the requests."""
+    def __init__(
+        self, model_directory: Path, config: RolloutConfig, dtype: torch.dtype, device: torch.device, max_context_tokens: int, tokenizer: Any
+    ) -> None: ...
+
+    @classmethod
+    def mesh(cls, config: RolloutConfig, ranks: int) -> Mesh:
+        """Which part of the requests each rank is given; asked by the controller, without a model. ValueError where `ranks` does not fit."""
+        ...
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[tuple[int, Response]]:
+        """Each response as soon as it is finished, with the position of its request. Ranks that share an engine are given the same requests."""
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:

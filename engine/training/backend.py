@@ -1,13 +1,20 @@
-"""What the hybrid actor asks of a training backend; the loop does not change for another one."""
+"""What a trained role asks of a training backend; neither the roles nor the loop change for another one."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import torch
+import torch.distributed as dist
 
 from engine.batch import Batch
-from engine.config import OptimizerConfig
+from engine.config import OptimizerConfig, TrainingConfig
+from engine.control.mesh import Mesh
+
+Head = Literal["policy", "value"]
+"""`policy`: the model's own output head; `value`: one number a token, from a head that starts at zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +22,7 @@ class TokenScores:
     """What the policy says of each token, at the sampling temperature."""
 
     log_probs: torch.Tensor
-    """[B, T] float32, with gradient; 0 where the mask is False."""
+    """[B, T] float32 (float64 for a float64 model), with gradient; 0 where the mask is False."""
     entropy: torch.Tensor
     """[B, T] float32, nats, without gradient; 0 where the mask is False."""
 
@@ -34,12 +41,32 @@ class OptimizerStep:
 class TrainingBackend(Protocol):
     """A sharded model and its optimizer on this rank. Every method is a collective over the training ranks unless it says otherwise."""
 
+    config: Any
+    """The model's Hugging Face configuration."""
+    data_group: dist.ProcessGroup | None
+    """Ranks over which the data is divided, this one among them; None where that is all ranks of the default group."""
+
+    def __init__(self, model_directory: Path, head: Head, config: TrainingConfig, dtype: torch.dtype, device: torch.device) -> None: ...
+
+    @classmethod
+    def mesh(cls, config: TrainingConfig, ranks: int) -> Mesh:
+        """Which part of the data each rank is given; asked by the controller, without a model. ValueError where `ranks` does not fit."""
+        ...
+
+    def load(self, model_directory: Path) -> None:
+        """Takes the weights of a Hugging Face directory of the same architecture; a value head goes back to zero."""
+        ...
+
     def reset_optimizer(self, config: OptimizerConfig, total_steps: int) -> None:
         """A fresh optimizer and schedule; `total_steps` optimizer steps end the schedule."""
         ...
 
-    def score(self, input_ids: torch.Tensor, mask: torch.Tensor, temperature: float) -> TokenScores:
-        """Log-prob and entropy of the tokens of `input_ids` [B, T] where `mask` [B, T] is True."""
+    def score(self, batch: Batch, temperature: float) -> TokenScores:
+        """Log-prob and entropy of the response tokens. Reads input_ids, attention_mask and response_mask [B, T]. Head `policy`."""
+        ...
+
+    def values(self, batch: Batch) -> torch.Tensor:
+        """[B, T] float32 with gradient: the value of the state before each response token, 0 elsewhere. Head `value`."""
         ...
 
     def optimizer_step(self, micro_batches: Sequence[Batch], loss: Callable[[Batch], torch.Tensor]) -> OptimizerStep:
@@ -47,5 +74,21 @@ class TrainingBackend(Protocol):
         ...
 
     def full_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor of the model by its checkpoint name, whole, on every rank, one at a time."""
+        """Every tensor of the model by its checkpoint name, whole, on every rank, one at a time; adapters merged."""
+        ...
+
+    def adapter_weights(self) -> dict[str, torch.Tensor]:
+        """The adapters alone, whole, by peft's checkpoint names; empty without LoRA."""
+        ...
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """Inside, the model computes as the base that its adapters sit on; RuntimeError without LoRA. No collective."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """This rank's shards of the parameters, the optimizer and the schedule, copied to the host. No collective."""
+        ...
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """What `state` gave, at the same world size. No collective."""
         ...

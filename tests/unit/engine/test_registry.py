@@ -8,10 +8,10 @@ import pytest
 
 from engine.algorithms.registry import ADVANTAGES, LOSSES
 from engine.config import AdvantageConfig, LossConfig
-from engine.rewards import registry as rewards
+from engine.rewards.registry import REWARDS
 
 
-@pytest.mark.parametrize("registry", [ADVANTAGES, LOSSES, rewards])
+@pytest.mark.parametrize("registry", [ADVANTAGES, LOSSES, REWARDS])
 def test_every_entry_loads_and_describes_itself(registry) -> None:
     for name in registry.names():
         function = registry.get(name)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.config import RewardConfig
 from engine.prompts import Prompt
-from engine.rewards import registry
+from engine.rewards.registry import REWARDS
 from engine.rewards.answers import after_thinking, last_boxed
 from engine.rewards.exact_match import exact_match
 from engine.rewards.scoring import score
@@ -96,13 +96,13 @@ def test_exact_match(response: str, ground_truth: str, value: float) -> None:
     ],
 )
 def test_math_verify(response: str, ground_truth: str, value: float) -> None:
-    assert registry.get("math_verify")(response, ground_truth) == value
+    assert REWARDS.get("math_verify")(response, ground_truth) == value
 
 
 def test_math_verify_works_outside_the_main_thread() -> None:
     # Mutation: leave the library's deadlines on: signals work in the main thread only, and every score is an error.
     scores: list[float] = []
-    thread = threading.Thread(target=lambda: scores.append(registry.get("math_verify")(RIGHT_BOX, "5")))
+    thread = threading.Thread(target=lambda: scores.append(REWARDS.get("math_verify")(RIGHT_BOX, "5")))
     thread.start()
     thread.join()
     assert scores == [1.0]

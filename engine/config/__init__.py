@@ -1,0 +1,43 @@
+"""Every setting of the engine: typed, documented, frozen, hashed. Imports no torch, so that checking a recipe takes no time.
+
+Each class refuses keys that it does not know and values of another type; all errors of a configuration are reported at once.
+A setting that counts or measures something carries its unit in its name.
+"""
+
+from engine.config.algorithm import AdvantageConfig, AlgorithmConfig, AnnotatorConfig, CriticConfig, KLConfig, LossConfig, RewardConfig
+from engine.config.base import Fraction, Name, Positive, Settings
+from engine.config.model import ArchitectureConfig, GgufConfig, ModelConfig
+from engine.config.resources import MAIN_POOL, PoolConfig, ResourcesConfig
+from engine.config.rollout import RolloutConfig, SamplingConfig
+from engine.config.stages import EngineConfig, EvaluationConfig, RLStageConfig, SFTStageConfig
+from engine.config.training import LoRAConfig, OptimizerConfig, StageTrainingConfig, TrainingConfig
+
+__all__ = [
+    "AdvantageConfig",
+    "AlgorithmConfig",
+    "AnnotatorConfig",
+    "ArchitectureConfig",
+    "CriticConfig",
+    "EngineConfig",
+    "EvaluationConfig",
+    "Fraction",
+    "GgufConfig",
+    "KLConfig",
+    "LoRAConfig",
+    "LossConfig",
+    "MAIN_POOL",
+    "ModelConfig",
+    "Name",
+    "OptimizerConfig",
+    "PoolConfig",
+    "Positive",
+    "RLStageConfig",
+    "ResourcesConfig",
+    "RewardConfig",
+    "RolloutConfig",
+    "SFTStageConfig",
+    "SamplingConfig",
+    "Settings",
+    "StageTrainingConfig",
+    "TrainingConfig",
+]

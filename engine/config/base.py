@@ -1,0 +1,33 @@
+"""What every configuration class is built on."""
+
+import hashlib
+import json
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.registry import Registry
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
+"""Becomes part of directories, metric names and MLflow names."""
+
+
+class Settings(BaseModel):
+    """Base of every configuration class: frozen, strict about types, no unknown keys, no non-finite numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    def digest(self) -> str:
+        """SHA-256 over the resolved settings, as canonical JSON: equal settings have equal digests on every machine."""
+        canonical = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def known(registry: Registry, key: str, name: str) -> None:
+    """Raises `ValueError` where `name` is neither registered nor a place of one's own (`module:attribute`)."""
+    try:
+        registry.locate(name)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
