@@ -91,6 +91,11 @@ class Moments:
         """Add all three."""
         return type(self)(self.total + other.total, self.squares + other.squares, self.count + other.count)
 
+    @property
+    def spread(self) -> float:
+        """Sum of squared deviations from the mean, which rounding can leave just below 0; 0 of nothing."""
+        return self.squares - self.total * self.total / self.count if self.count else 0.0
+
 
 class StandardDeviation(Moments):
     """sqrt((squares - total^2 / count) / (count - 1)); 0 for a single observation."""
@@ -101,9 +106,8 @@ class StandardDeviation(Moments):
         """The unbiased-variance standard deviation."""
         if not self.count:
             return None
-        spread = self.squares - self.total * self.total / self.count
-        # Rounding can leave the spread of a constant just below 0. A NaN is not below 0, and stays visible.
-        return 0.0 if self.count < 2 or spread < 0 else math.sqrt(spread / (self.count - 1))
+        # A NaN is not below 0, and stays visible.
+        return 0.0 if self.count < 2 or self.spread < 0 else math.sqrt(self.spread / (self.count - 1))
 
 
 class EffectiveFraction(Moments):
@@ -114,6 +118,26 @@ class EffectiveFraction(Moments):
     def result(self) -> float | None:
         """1 where all weights are equal."""
         return self.total * self.total / (self.count * self.squares) if self.count else None
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedVariance:
+    """How much of the spread of targets a prediction accounts for: 1 - Var(target - prediction) / Var(target)."""
+
+    target: Moments
+    error: Moments
+    """Of target - prediction, the same observations."""
+
+    def merge(self, other: Self) -> Self:
+        """Merge both moments."""
+        return type(self)(self.target.merge(other.target), self.error.merge(other.error))
+
+    def result(self) -> float | None:
+        """1 for a perfect prediction up to a constant, 0 for a constant one, below 0 for a worse one; None where the targets do not differ."""
+        # Both variances have the same denominator. A constant's spread is rounding noise of its squares, and nothing can be a share of it.
+        if self.target.spread <= 1e-12 * self.target.squares:
+            return None
+        return 1 - self.error.spread / self.target.spread
 
 
 @dataclass

@@ -8,20 +8,24 @@ import torch
 from torch import Tensor
 
 from engine.algorithms.groups import Groups
-from engine.algorithms.types import AdvantageInputs
+from engine.algorithms.types import AdvantageInputs, Advantages
 from engine.config import AdvantageConfig
 
 EPSILON = 1e-6
 
 
-def advantages(inputs: AdvantageInputs, config: AdvantageConfig) -> Tensor:
+def advantages(inputs: AdvantageInputs, config: AdvantageConfig) -> Advantages:
     """Group-relative advantage: (reward - group mean) / standard deviation, the same on every response token.
 
     Returns:
-        [B, T], 0 outside the mask.
+        Advantages [B, T], 0 outside the mask; no returns. ValueError where tokens have rewards of their own.
     """
+    if inputs.token_rewards is not None:
+        raise ValueError(
+            "algorithm.advantage.estimator=grpo knows one reward a sample, and tokens have rewards of their own; set algorithm.kl.place=loss"
+        )
     values = grpo(inputs.rewards, inputs.group, config.scale, inputs.valid)
-    return torch.where(inputs.mask, values[:, None], 0)
+    return Advantages(torch.where(inputs.mask, values[:, None], 0))
 
 
 def grpo(rewards: Tensor, group: Tensor, scale: str, valid: Tensor) -> Tensor:

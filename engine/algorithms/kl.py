@@ -12,11 +12,11 @@ MAX_K3 = 10.0
 def kl(kind: str, log_probs: Tensor, reference_log_probs: Tensor, mask: Tensor) -> Tensor:
     """Estimates of KL(policy || reference) at tokens that the policy drew.
 
-    With d = log_probs - reference_log_probs clamped to +-20: `k1` = d (unbiased, noisy), `k2` = d^2 / 2 (biased, its gradient is right),
-    `k3` = exp(-d) + d - 1, clamped to +-10 (unbiased, never negative).
+    With d = log_probs - reference_log_probs clamped to +-20: `k1` = d (unbiased, noisy), `abs` = |d| (biased), `k2` = d^2 / 2 (biased, its
+    gradient is right), `k3` = exp(-d) + d - 1, clamped to +-10 (unbiased, never negative). Where a clamp acts there is no gradient.
 
     Args:
-        kind: k1, k2 or k3.
+        kind: k1, abs, k2 or k3.
         log_probs: [B, T] of the policy that drew the tokens.
         reference_log_probs: [B, T] of the other policy.
         mask: [B, T] bool.
@@ -39,6 +39,10 @@ def _k1(difference: Tensor) -> Tensor:
     return difference
 
 
+def _abs(difference: Tensor) -> Tensor:
+    return difference.abs()
+
+
 def _k2(difference: Tensor) -> Tensor:
     return difference.square() / 2
 
@@ -48,4 +52,4 @@ def _k3(difference: Tensor) -> Tensor:
     return (torch.expm1(-difference) + difference).clamp(-MAX_K3, MAX_K3)
 
 
-_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": _k1, "k2": _k2, "k3": _k3}
+_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": _k1, "abs": _abs, "k2": _k2, "k3": _k3}

@@ -10,6 +10,7 @@ if TYPE_CHECKING:  # torch; listing names must not pay for it
 ADVANTAGES: "Registry[AdvantageFunction]" = Registry(
     "advantage estimator",
     {
+        "gae": "engine.algorithms.gae:advantages",
         "grpo": "engine.algorithms.grpo:advantages",
     },
 )

@@ -89,7 +89,7 @@ def test_order_of_samples_does_not_matter(order: list[int]) -> None:
 def test_advantages_are_spread_over_response_tokens_only() -> None:
     mask = torch.tensor([[False, True, True], [False, True, False], [False, False, False]])
     inputs = AdvantageInputs(rewards=torch.tensor([1.0, 0.0, math.nan]), group=torch.zeros(3, dtype=torch.int64), mask=mask)
-    spread = ADVANTAGES.get("grpo")(inputs, AdvantageConfig(scale="none"))
+    spread = ADVANTAGES.get("grpo")(inputs, AdvantageConfig(scale="none")).advantages
     assert spread.tolist() == [[0, 0.5, 0.5], [0, -0.5, 0], [0, 0, 0]]
     assert ADVANTAGES.get("grpo") is advantages
 
@@ -100,9 +100,16 @@ def test_observation_tokens_are_transparent() -> None:
     mask = torch.tensor([[True, True], [True, False], [True, True]])
     wide = torch.zeros(3, 5, dtype=torch.bool)
     wide[:, [1, 4]] = mask
-    plain = advantages(AdvantageInputs(rewards=rewards, group=group, mask=mask), AdvantageConfig())
-    spread = advantages(AdvantageInputs(rewards=rewards, group=group, mask=wide), AdvantageConfig())
+    plain = advantages(AdvantageInputs(rewards=rewards, group=group, mask=mask), AdvantageConfig()).advantages
+    spread = advantages(AdvantageInputs(rewards=rewards, group=group, mask=wide), AdvantageConfig()).advantages
     assert torch.equal(spread[:, [1, 4]], plain)
+
+
+def test_rewards_by_token_are_refused() -> None:
+    # Mutation: leave the check out; a KL penalty in the reward then has no effect, and nothing says so.
+    inputs = AdvantageInputs(rewards=torch.zeros(2), group=torch.zeros(2), mask=torch.ones(2, 3).bool(), token_rewards=torch.zeros(2, 3))
+    with pytest.raises(ValueError, match=r"set algorithm\.kl\.place=loss"):
+        advantages(inputs, AdvantageConfig())
 
 
 def test_unknown_scale() -> None:

@@ -17,6 +17,9 @@ ONE = torch.ones(1, 1, dtype=torch.bool)
     ("kind", "difference", "value"),
     [
         ("k1", 0.5, 0.5),
+        ("abs", 0.5, 0.5),
+        ("abs", -0.5, 0.5),  # Mutation: k1 gives -0.5.
+        ("abs", -math.inf, 20.0),
         ("k2", 0.5, 0.125),
         ("k3", 0.5, 0.1065307),  # exp(-0.5) + 0.5 - 1. Mutation: exp(d) - d - 1 gives 0.1487213.
         ("k3", -0.5, 0.1487213),
@@ -47,7 +50,29 @@ def test_estimators_agree_in_expectation_on_a_close_pair(kind: str) -> None:
     torch.testing.assert_close(estimate, exact, rtol=2e-2 if kind == "k2" else 1e-9, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+@pytest.mark.parametrize(
+    ("kind", "difference", "gradient"),
+    [
+        ("k1", 0.5, 1.0),
+        ("abs", 0.5, 1.0),
+        ("abs", -0.5, -1.0),
+        ("abs", 0.0, 0.0),
+        ("k2", 0.5, 0.5),
+        ("k3", 0.5, 0.3934693),  # 1 - exp(-0.5)
+        ("k3", -0.5, -0.6487213),  # 1 - exp(0.5)
+        ("k3", -3.0, 0.0),  # exp(3) - 3 - 1 = 16.1 stands above the clamp
+        ("abs", 21.0, 0.0),
+    ],
+)
+def test_gradients_as_a_loss_term(kind: str, difference: float, gradient: float) -> None:
+    # Mutation: detach the difference, or let the reference carry the gradient: the sign changes.
+    log_probs = torch.tensor([[difference - 1]], dtype=torch.float64, requires_grad=True)
+    kl(kind, log_probs, torch.tensor([[-1.0]], dtype=torch.float64), ONE).sum().backward()
+    assert log_probs.grad is not None
+    assert log_probs.grad.item() == pytest.approx(gradient, abs=1e-7)
+
+
+@pytest.mark.parametrize("kind", kl_module.names())
 @pytest.mark.parametrize("poison", [-math.inf, math.inf, math.nan])
 def test_masked_positions_are_zero_and_have_no_gradient(kind: str, poison: float) -> None:
     # Mutation: multiply by the mask afterwards: NaN.
@@ -61,8 +86,8 @@ def test_masked_positions_are_zero_and_have_no_gradient(kind: str, poison: float
 
 
 def test_unknown_kind() -> None:
-    assert kl_module.names() == ["k1", "k2", "k3"]
-    with pytest.raises(ValueError, match=r"'k4'\. There are: k1, k2, k3"):
+    assert kl_module.names() == ["abs", "k1", "k2", "k3"]
+    with pytest.raises(ValueError, match=r"'k4'\. There are: abs, k1, k2, k3"):
         kl("k4", torch.zeros(1, 1), torch.zeros(1, 1), ONE)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.metrics import EffectiveFraction, Maximum, Mean, StandardDeviation, Statistics, Sum, merge
+from engine.metrics import EffectiveFraction, ExplainedVariance, Maximum, Mean, Moments, StandardDeviation, Statistics, Sum, merge
 
 VALUES = st.lists(st.floats(-100, 100), min_size=1, max_size=12)
 
@@ -45,6 +45,34 @@ def test_golden_values() -> None:
     assert math.isnan(StandardDeviation.of([math.nan, 1.0]).result() or 0.0)
     assert EffectiveFraction.of([1.0, 1.0]).result() == 1
     assert EffectiveFraction.of([2.0, 0.0]).result() == 0.5
+
+
+def explained(targets: list[float], predictions: list[float]) -> ExplainedVariance:
+    return ExplainedVariance(Moments.of(targets), Moments.of(g - v for g, v in zip(targets, predictions, strict=True)))
+
+
+def test_explained_variance_golden_values() -> None:
+    # Targets 0, 1, 2: spread 2. Errors 0, 0, 1: mean 1/3, spread 1 - 3/9 = 2/3. 1 - (2/3) / 2 = 2/3.
+    # Mutation: mean square of the error instead of its variance gives 1 - 1/2, and punishes a constant offset.
+    assert explained([0, 1, 2], [0, 1, 1]).result() == pytest.approx(2 / 3)
+    assert explained([0, 1, 2], [5, 6, 7]).result() == pytest.approx(1)
+    assert explained([0, 1, 2], [7, 7, 7]).result() == pytest.approx(0)
+    assert explained([0, 1, 2], [2, 1, 0]).result() == pytest.approx(-3)
+    # Mutation: no tolerance; what rounding leaves of a constant is then divided by.
+    assert explained([0.7] * 7, [0.3, 0.2, 0.1, 0, 0, 0, 0]).result() is None
+    assert explained([], []).result() is None
+    assert math.isnan(explained([math.nan, 1.0], [0.0, 0.0]).result() or 0.0)
+
+
+@given(pairs=st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10)), min_size=2, max_size=12), cut=st.integers(0, 12))
+def test_explained_variance_merges_exactly(pairs: list[tuple[float, float]], cut: int) -> None:
+    # Mutation: merge the two results by their counts.
+    targets, predictions = [g for g, _ in pairs], [v for _, v in pairs]
+    merged = explained(targets[:cut], predictions[:cut]).merge(explained(targets[cut:], predictions[cut:])).result()
+    if merged is None or python_statistics.pvariance(targets) < 1e-3:
+        return
+    errors = [g - v for g, v in pairs]
+    assert merged == pytest.approx(1 - python_statistics.pvariance(errors) / python_statistics.pvariance(targets), rel=1e-6, abs=1e-6)
 
 
 def test_nothing_observed_is_left_out() -> None:
