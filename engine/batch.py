@@ -44,6 +44,23 @@ class Batch:
         """Bytes of all tensors; objects and meta are not counted."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
+    @property
+    def width(self) -> int | None:
+        """T of the token tensors; None where there are none."""
+        return next((tensor.shape[1] for tensor in self.tensors.values() if tensor.dim() > 1), None)
+
+    def padded_to(self, tokens: int) -> Self:
+        """Token tensors padded on the right with zeros to T = `tokens`. ValueError where they are wider."""
+        if (width := self.width) is not None and width > tokens:
+            raise ValueError(f"token tensors of width {width} cannot be padded to {tokens}")
+        padded = {
+            key: torch.cat([tensor, tensor.new_zeros((len(tensor), tokens - tensor.shape[1], *tensor.shape[2:]))], dim=1)
+            if tensor.dim() > 1
+            else tensor
+            for key, tensor in self.tensors.items()
+        }
+        return replace(self, tensors=padded)
+
     def select(self, keys: Sequence[str]) -> Self:
         """Only these tensors and objects, with all meta. KeyError names the ones that are missing."""
         missing = [key for key in keys if key not in self.tensors and key not in self.objects]
@@ -83,6 +100,13 @@ class Batch:
     def repeat(self, n: int) -> Self:
         """Each row n times in succession: a, a, b, b, ..."""
         return self.rows(torch.arange(len(self)).repeat_interleave(n))
+
+
+def aligned(batches: Sequence[Batch]) -> list[Batch]:
+    """The same batches with token tensors of one width T: parts that came different ways are padded differently."""
+    widths = [batch.width for batch in batches]
+    longest = max((width for width in widths if width is not None), default=0)
+    return [batch if width is None or width == longest else batch.padded_to(longest) for batch, width in zip(batches, widths, strict=True)]
 
 
 def join(*batches: Batch) -> Batch:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.control.trace import Trace
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStarted:
@@ -49,6 +51,13 @@ class WeightsSynchronised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepTraced:
+    """The dataflow of a step as it ran."""
+
+    trace: Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationProgressed:
     """So many samples of an evaluation are generated and scored."""
 
@@ -66,5 +75,5 @@ class StageFinished:
     seconds: float
 
 
-Event = StageStarted | StepFinished | SamplesGenerated | WeightsSynchronised | EvaluationProgressed | StageFinished
+Event = StageStarted | StepFinished | SamplesGenerated | WeightsSynchronised | StepTraced | EvaluationProgressed | StageFinished
 Emit = Callable[[Event], None]

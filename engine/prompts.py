@@ -51,6 +51,10 @@ class PromptSampler:
 
     def step(self, k: int) -> list[Prompt]:
         """Prompts of step `k`, which counts from 1; `prompts_per_step` of them."""
+        return [self.prompts[position] for position in self.positions(k)]
+
+    def positions(self, k: int) -> list[int]:
+        """Where the prompts of step `k` stand in the training set."""
         if k < 1:
             raise ValueError(f"steps count from 1; got {k}")
         epoch, offset = divmod((k - 1) * self.prompts_per_step, len(self.prompts))
@@ -58,7 +62,7 @@ class PromptSampler:
         missing = self.prompts_per_step - len(chosen)
         if missing:
             chosen = chosen + self._order(epoch + 1)[:missing]
-        return [self.prompts[i] for i in chosen]
+        return chosen
 
     def _permutation(self, epoch: int) -> list[int]:
         return [int(i) for i in np.random.default_rng([self.seed, epoch]).permutation(len(self.prompts))]

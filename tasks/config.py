@@ -8,9 +8,12 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from engine.config import (
+    ROLES,
+    AnnotatorConfig,
     EngineConfig,
     EvaluationConfig,
     ModelConfig,
+    Name,
     Positive,
     ResourcesConfig,
     RewardConfig,
@@ -18,11 +21,10 @@ from engine.config import (
     RolloutConfig,
     Settings,
     SFTStageConfig,
+    TrainingConfig,
 )
 
 StageConfig = Annotated[SFTStageConfig | RLStageConfig, Field(discriminator="kind")]
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
-"""Becomes part of directories, metric names and MLflow names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,9 @@ class RecipeConfig(Settings):
     """How an evaluation scores; whatever the stages are rewarded with."""
     resources: ResourcesConfig = ResourcesConfig()
     rollout: RolloutConfig = RolloutConfig()
+    training: TrainingConfig = TrainingConfig()
+    annotators: dict[Name, AnnotatorConfig] = {}
+    """Roles that add columns to every rollout: reward models, and workers of one's own."""
     tracking: TrackingConfig = TrackingConfig()
     minimum_free_disk_gigabytes: Annotated[float, Field(ge=0)] = 1.0
     """Free space under the project's root without which a run does not start."""
@@ -149,21 +154,30 @@ class RecipeConfig(Settings):
             max_context_tokens=self.max_context_tokens(),
             resources=self.resources,
             rollout=self.rollout,
+            training=self.training,
+            reference=any(stage.algorithm.kl is not None for stage in self.rl_stages()),
+            critic=any(stage.algorithm.critic is not None for stage in self.rl_stages()),
+            annotators=self.annotators,
         )
+
+    def rl_stages(self) -> list[RLStageConfig]:
+        """Stages of kind rl, in order."""
+        return [stage for stage in self.stages.values() if stage.kind == "rl"]
 
     def max_context_tokens(self) -> int:
         """Longest prompt plus response, in tokens, that any RL stage or evaluation generates."""
-        stages = [stage.max_prompt_tokens + stage.max_response_tokens for stage in self.stages.values() if stage.kind == "rl"]
+        stages = [stage.max_prompt_tokens + stage.max_response_tokens for stage in self.rl_stages()]
         return max([*stages, self.max_evaluation_prompt_tokens() + self.evaluation.max_response_tokens])
 
     def max_evaluation_prompt_tokens(self) -> int:
         """Longest prompt that an evaluation keeps: the largest cap of the RL stages, else of the conversations of the SFT stages."""
-        caps = [stage.max_prompt_tokens for stage in self.stages.values() if stage.kind == "rl"]
+        caps = [stage.max_prompt_tokens for stage in self.rl_stages()]
         return max(caps or [stage.max_tokens for stage in self.stages.values() if stage.kind == "sft"])
 
 
 def _broken_rules(recipe: RecipeConfig) -> Iterator[Problem]:
     """Rules between settings of different parts, which no part can check alone."""
+    yield from _ranks_divide(recipe)
     yield from _batches_divide(recipe)
     yield from _tokens_fit(recipe)
     if recipe.data.train_file is not None and recipe.data.sft_file is None:
@@ -174,8 +188,29 @@ def _broken_rules(recipe: RecipeConfig) -> Iterator[Problem]:
         yield Problem("evaluation_reward.shuffle", "an evaluation with shuffled scores measures nothing; set false")
 
 
+def _ranks_divide(recipe: RecipeConfig) -> Iterator[Problem]:
+    known = [*ROLES, *recipe.annotators]
+    for role in recipe.resources.roles:
+        if role not in known:
+            yield Problem(f"resources.roles.{role}", f"there is no such role; there are: {', '.join(known)}")
+    for name in recipe.annotators:
+        if name in ROLES:
+            yield Problem(f"annotators.{name}", f"the engine has a role of that name; choose another than {', '.join(ROLES)}")
+    ranks = {role: recipe.resources.ranks_of(role) for role in ("actor", "reference", "critic")}
+    for key, size, concerned in (
+        ("rollout.tensor_parallel_ranks", recipe.rollout.tensor_parallel_ranks, ["actor"]),
+        ("training.tensor_parallel_ranks", recipe.training.tensor_parallel_ranks, list(ranks)),
+        ("training.shard_ranks", recipe.training.shard_ranks, list(ranks)),
+    ):
+        for role in concerned:
+            if size is not None and ranks[role] % size:
+                text = f"{ranks[role]} ranks of role {role} cannot be divided into groups of {size}; choose a divisor of {ranks[role]}"
+                yield Problem(key, text, ("resources.ranks", "resources.pools", "resources.roles"))
+                break
+
+
 def _batches_divide(recipe: RecipeConfig) -> Iterator[Problem]:
-    ranks = recipe.resources.ranks
+    ranks = recipe.training.data_parts(recipe.resources.ranks_of("actor"))
     for name, stage in recipe.stages.items():
         if stage.kind == "sft":
             key, size, updates, what = f"stages.{name}.rows_per_step", stage.rows_per_step, 1, "rows"
@@ -186,8 +221,15 @@ def _batches_divide(recipe: RecipeConfig) -> Iterator[Problem]:
             below, above = size // unit * unit, (size // unit + 1) * unit
             nearest = f"{below} or {above}" if below else f"{above}"
             batch = f"{size} {what}" if updates == 1 else f"{size} {what} in stages.{name}.updates_per_step={updates} mini-batches"
-            text = f"{batch} cannot be divided among resources.ranks={ranks}; use {nearest}, or change the ranks"
-            yield Problem(key, text, ("resources.ranks", f"stages.{name}.updates_per_step"))
+            text = f"{batch} cannot be divided among {_what_divides(recipe, ranks)}; use {nearest}, or change the ranks"
+            yield Problem(key, text, ("resources", "training", f"stages.{name}.updates_per_step"))
+
+
+def _what_divides(recipe: RecipeConfig, parts: int) -> str:
+    if recipe.training.data_parts(parts) != parts:
+        return f"{parts} data-parallel parts of training.backend={recipe.training.backend}"
+    pool = recipe.resources.pool_of("actor")
+    return f"resources.{'' if pool == 'main' else f'pools.{pool}.'}ranks={parts}"
 
 
 def _tokens_fit(recipe: RecipeConfig) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from engine.config import GgufConfig, ModelConfig
+from engine.config import MAIN_POOL, GgufConfig, ModelConfig
 from engine.hardware import cores, gpus, resolve_device, resolve_dtype, torch_has_cuda
 from tasks import workspace
 from tasks.config import RecipeConfig
@@ -133,18 +133,28 @@ def _resources(config: RecipeConfig) -> Iterator[Finding]:
         # The devices are those of the cluster; Ray is asked when it is joined.
         return
     resources = config.resources
-    wanted, there = resources.ranks * resources.cpus_per_rank, cores()
+    names = dict.fromkeys(resources.pool_of(role) for role in config.engine().roles())
+    pools = {("resources" if name == MAIN_POOL else f"resources.pools.{name}"): resources.pool(name) for name in names}
+    wanted, there = sum(pool.ranks * pool.cpus_per_rank for pool in pools.values()), cores()
     if wanted > there:
+        what = " and ".join(f"{pool.ranks} ranks of {key}.cpus_per_rank={pool.cpus_per_rank:g}" for key, pool in pools.items())
         text = (
-            f"{resources.ranks} ranks of resources.cpus_per_rank={resources.cpus_per_rank} need {wanted} of Ray's resource CPU, and this "
-            f"machine has {there}; lower resources.ranks, or set RAY_ADDRESS to a larger cluster"
+            f"{what} need {wanted:g} of Ray's resource CPU, and this "
+            f"machine has {there}; lower {next(iter(pools))}.ranks, or set RAY_ADDRESS to a larger cluster"
         )
-        yield Finding("error", "resources.ranks", text)
-    if resources.device == "cuda" and not torch_has_cuda():
-        yield Finding("error", "resources.device", "cuda is asked for, and PyTorch is installed without it; use device=cpu, or the gpu lock file")
-    if resolve_device(resources.device) == "cuda" and resources.ranks > len(gpus()):
-        text = f"{resources.ranks} ranks need {resources.ranks} of Ray's resource GPU, and {len(gpus())} are visible; lower it, or use device=cpu"
-        yield Finding("error", "resources.ranks", text)
+        yield Finding("error", f"{next(iter(pools))}.ranks", text)
+    on_gpus = {key: pool for key, pool in pools.items() if resolve_device(pool.device) == "cuda"}
+    for key, pool in pools.items():
+        if pool.device == "cuda" and not torch_has_cuda():
+            yield Finding("error", f"{key}.device", "cuda is asked for, and PyTorch is installed without it; use device=cpu, or the gpu lock file")
+    if (needed := sum(pool.ranks for pool in on_gpus.values())) > len(gpus()):
+        key = next(iter(on_gpus))
+        text = f"{needed} ranks need {needed} of Ray's resource GPU, and {len(gpus())} are visible; lower it, or use device=cpu"
+        yield Finding("error", f"{key}.ranks", text)
+    for key, pool in pools.items():
+        if pool.ray_resources_per_rank:
+            text = f"only a cluster whose nodes were started with {', '.join(pool.ray_resources_per_rank)} has them; set RAY_ADDRESS to it"
+            yield Finding("error", f"{key}.ray_resources_per_rank", text)
 
 
 def _places(config: RecipeConfig) -> Iterator[Finding]:
@@ -170,7 +180,8 @@ def _suspicious(config: RecipeConfig) -> Iterator[Finding]:
         if stage.training.optimizer.warmup_steps >= updates:
             text = f"the learning rate is still rising when the stage ends after {updates} optimizer steps"
             yield Finding("warning", f"stages.{name}.training.optimizer.warmup_steps", text)
-    limit, dtype = config.rollout.max_log_prob_difference, resolve_dtype(resolve_device(config.resources.device), config.model.dtype)
+    actor = config.resources.pool(config.resources.pool_of("actor"))
+    limit, dtype = config.rollout.max_log_prob_difference, resolve_dtype(resolve_device(actor.device), config.model.dtype)
     if dtype == "bfloat16" and limit is not None and limit < _BFLOAT16_FLOOR:
         text = f"{limit:g} is closer than bfloat16 computes, and would stop the run; raise it, set null, or set model.dtype=float32"
         yield Finding("warning", "rollout.max_log_prob_difference", text)

@@ -69,6 +69,6 @@ def planned_phases(config: RecipeConfig) -> list[str]:
 
 def devices(config: RecipeConfig) -> str:
     """Ranks, device and number type that the engine works with."""
-    device = resolve_device(config.resources.device)
-    ranks = config.resources.ranks
+    pool = config.resources.pool(config.resources.pool_of("actor"))
+    device, ranks = resolve_device(pool.device), pool.ranks
     return f"{ranks} rank{'s' if ranks > 1 else ''}, {device}, {resolve_dtype(device, config.model.dtype)}"

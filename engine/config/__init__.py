@@ -7,7 +7,7 @@ A setting that counts or measures something carries its unit in its name.
 from engine.config.algorithm import AdvantageConfig, AlgorithmConfig, AnnotatorConfig, CriticConfig, KLConfig, LossConfig, RewardConfig
 from engine.config.base import Fraction, Name, Positive, Settings
 from engine.config.model import ArchitectureConfig, GgufConfig, ModelConfig
-from engine.config.resources import MAIN_POOL, PoolConfig, ResourcesConfig
+from engine.config.resources import MAIN_POOL, ROLES, PoolConfig, ResourcesConfig
 from engine.config.rollout import RolloutConfig, SamplingConfig
 from engine.config.stages import EngineConfig, EvaluationConfig, RLStageConfig, SFTStageConfig
 from engine.config.training import LoRAConfig, OptimizerConfig, StageTrainingConfig, TrainingConfig
@@ -26,6 +26,7 @@ __all__ = [
     "LoRAConfig",
     "LossConfig",
     "MAIN_POOL",
+    "ROLES",
     "ModelConfig",
     "Name",
     "OptimizerConfig",

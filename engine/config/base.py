@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,7 +25,7 @@ class Settings(BaseModel):
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def known(registry: Registry, key: str, name: str) -> None:
+def known(registry: Registry[Any], key: str, name: str) -> None:
     """Raises `ValueError` where `name` is neither registered nor a place of one's own (`module:attribute`)."""
     try:
         registry.locate(name)

@@ -7,6 +7,8 @@ from pydantic import Field, model_validator
 from engine.config.base import Name, Positive, Settings
 
 MAIN_POOL = "main"
+ROLES = ("actor", "reward", "reference", "critic")
+"""Roles that the engine has by itself; annotators are named by the recipe."""
 
 
 class PoolConfig(Settings):

@@ -89,3 +89,13 @@ class EngineConfig(Settings):
     """Some stage reads values."""
     annotators: dict[Name, AnnotatorConfig] = {}
     """Roles that add columns to every rollout, by name."""
+
+    @property
+    def has_reference_role(self) -> bool:
+        """With LoRA the policy is its own reference, with the adapter off."""
+        return self.reference and self.training.lora is None
+
+    def roles(self) -> list[str]:
+        """Roles that need workers."""
+        optional = [("reference", self.has_reference_role), ("critic", self.critic)]
+        return ["actor", "reward", *(role for role, needed in optional if needed), *self.annotators]

@@ -45,7 +45,7 @@ class TrainingConfig(Settings):
     tensor_parallel_ranks: Positive | None = None
     """Of backend tensor_parallel: ranks that share one model; null takes all. The rest is data parallel."""
     pack_sequences: bool = True
-    """Leave padding out of every forward pass; samples do not see each other. Architectures whose layers mix positions outside attention need false."""
+    """Leave padding out of every forward pass; samples do not see each other. Layers that mix positions outside attention need false."""
     logits_rows_at_once: Positive = 2048
     """Response tokens whose logits exist at the same time; the rest are computed when their turn comes, in the backward pass too."""
     gradient_checkpointing: bool = False
@@ -64,6 +64,12 @@ class TrainingConfig(Settings):
         if self.tensor_parallel_ranks is not None and self.backend == "fsdp":
             raise ValueError("tensor_parallel_ranks belongs to backend=tensor_parallel; set that, or leave it out")
         return self
+
+    def data_parts(self, ranks: int) -> int:
+        """Data-parallel parts that so many ranks make, as far as the shipped backends are concerned."""
+        if self.backend != "tensor_parallel":
+            return ranks
+        return max(1, ranks // (self.tensor_parallel_ranks or ranks))
 
 
 class StageTrainingConfig(Settings):

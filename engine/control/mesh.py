@@ -13,7 +13,7 @@ class Mesh:
 
     @classmethod
     def grouped(cls, ranks: int, size: int = 1) -> Self:
-        """Each `size` consecutive ranks share a part, and the first of them speaks: tensor parallelism of that size. ValueError where it leaves a rest."""
+        """Each `size` consecutive ranks share a part, and the first of them speaks: tensor parallelism. ValueError where that leaves a rest."""
         if ranks % size:
             raise ValueError(f"{ranks} ranks cannot be divided into groups of {size}; choose a divisor of {ranks}")
         return cls(part=tuple(rank // size for rank in range(ranks)), speaks=tuple(rank % size == 0 for rank in range(ranks)))

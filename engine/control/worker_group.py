@@ -1,46 +1,51 @@
 """The ranks of one role, called as if they were one object."""
 
 import functools
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from engine.config import ResourcesConfig
-from engine.control.deadline import Call, wait
-from engine.control.dispatch import Dispatch, gather, split
-from engine.control.future import BatchFuture
-from engine.control.resources import reserve
+from engine.control.deadline import Call
+from engine.control.dispatch import DEFAULT_MESH, EACH, RANK_ZERO, Mode, Registration, Share
+from engine.control.future import BatchFuture, Joined, Parts
+from engine.control.host import FromWorkers, Invocation
+from engine.control.mesh import Mesh
+from engine.control.recorder import Recorder, size_of_argument
+from engine.control.resources import Pool
+
+INLINE_BYTES = 100_000
+"""Ray sends smaller values with the call itself."""
 
 
-class WorkerHost:
-    """The Ray actor: holds one worker and runs its methods.
+@dataclass(frozen=True)
+class Outlet:
+    """A way from one worker to the workers of another role, past the controller. Given to a worker as an ordinary argument."""
 
-    Ray resolves object references only among the arguments of a call itself, so every argument travels as one of those.
-    """
+    hosts: Sequence[Any]
+    role: str
+    operator: str
+    mesh: Mesh
 
-    def __init__(self, worker_class: type, arguments: Mapping[str, Any]) -> None:
-        self._worker = worker_class(**arguments)
-
-    def call(self, method: str, keywords: tuple[str, ...], *arguments: Any) -> Any:
-        """Runs `method` with `arguments`, the last `len(keywords)` of them by name."""
-        positional = len(arguments) - len(keywords)
-        return getattr(self._worker, method)(*arguments[:positional], **dict(zip(keywords, arguments[positional:], strict=True)))
-
-    def free_address(self) -> tuple[str, int]:
-        """This node's address and a port that is free on it, for the ranks to meet at."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+    def tell(self, row: int, rows: int, value: Any) -> None:
+        """Sends a value to the rank whose share of `rows` holds `row`; returns at once, and nobody waits for an answer."""
+        part = next(part for part in range(self.mesh.parts) if row in Share(part, self.mesh.parts).range(rows))
+        rank = next(rank for rank, of in enumerate(self.mesh.part) if of == part and self.mesh.speaks[rank])
+        self.hosts[rank].tell.remote(self.role, self.operator, value)
 
 
 class WorkerGroup:
-    """`ranks` workers of one class, each in its own process; every `@register`ed method of the class is a method of the group.
+    """One worker of a class in each process of a pool; every `@register`ed method of the class is a method of the group.
 
-    `arguments` are given to each worker's constructor as they are; `rank`, `world_size`, `master_address` and `master_port` come in `start`.
+    Args:
+        role: its name in errors, traces and `resources.roles`.
+        worker_class: what to make.
+        arguments: given to each worker's constructor; `rank` and `ranks` come beside them.
+        pool: where the workers sit.
+        deadline_seconds: how long any call may take.
+        recorder: shared with the other groups of a run.
     """
 
     def __init__(
@@ -48,60 +53,85 @@ class WorkerGroup:
         role: str,
         worker_class: type,
         arguments: Mapping[str, Any],
-        resources: ResourcesConfig,
-        device: str,
-        environment: Mapping[str, str],
+        pool: Pool,
+        deadline_seconds: float,
+        recorder: Recorder | None = None,
     ) -> None:
-        self.role = role
-        self.ranks = resources.ranks
-        self._deadline_seconds = resources.call_deadline_seconds
-        self._placement = reserve(resources, device)
-        host = ray.remote(WorkerHost)
-        self._hosts = [
-            host.options(
-                num_cpus=resources.cpus_per_rank,
-                num_gpus=1 if device == "cuda" else 0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement, placement_group_bundle_index=rank),
-                runtime_env={"env_vars": {**environment, "OMP_NUM_THREADS": str(resources.cpus_per_rank)}},
-            ).remote(worker_class, {**arguments, "rank": rank, "world_size": self.ranks})
-            for rank in range(self.ranks)
-        ]
-        for name in dir(worker_class):
-            dispatch = getattr(getattr(worker_class, name), "__dispatch__", None)
-            if dispatch is not None:
-                setattr(self, name, functools.partial(self._call, name, dispatch))
+        self.role, self.pool, self.ranks = role, pool, len(pool.hosts)
+        self.recorder = recorder or Recorder()
+        self._class = worker_class
+        self._deadline_seconds = deadline_seconds
+        given = [(role, worker_class, {**arguments, "rank": rank, "ranks": self.ranks}) for rank in range(self.ranks)]
+        # Only the workers import what knows their meshes.
+        named: Mapping[str, Mesh] = pool.ask("add", deadline_seconds, given)[0]
+        self._meshes = {DEFAULT_MESH: Mesh.grouped(self.ranks), **named}
 
     def __getattr__(self, name: str) -> Callable[..., BatchFuture]:
-        raise AttributeError(f"{self.role} workers have no registered method {name!r}")
+        registration = getattr(getattr(self._class, name, None), "__registration__", None)
+        if registration is None:
+            raise AttributeError(f"{self.role} workers have no registered method {name!r}")
+        return functools.partial(self._call, name, registration)
 
-    def rendezvous(self) -> tuple[str, int]:
-        """An address on rank 0's node where a process group can meet. Returns (host, port). Raises `WorkerError`."""
-        (address,) = wait([self._hosts[0].free_address.remote()], [Call(self.role, 0, "free_address")], self._deadline_seconds)
-        return address
+    def mesh(self, name: str) -> Mesh:
+        """The mesh with this name."""
+        return self._meshes[name]
 
-    def _call(self, method: str, dispatch: Dispatch, *arguments: Any, **keyword_arguments: Any) -> BatchFuture:
-        """Sends one call to every rank and returns at once."""
-        spread = [self._spread(dispatch, argument) for argument in (*arguments, *keyword_arguments.values())]
-        calls = [Call(self.role, rank, method) for rank in range(self.ranks)]
-        references = [
-            # Named, so that an error that comes down the dataflow tells where it began.
-            host.call.options(name=str(call)).remote(method, tuple(keyword_arguments), *(parts[call.rank] for parts in spread))
-            for host, call in zip(self._hosts, calls, strict=True)
-        ]
-        return BatchFuture(references, calls, gather if dispatch is Dispatch.DATA_PARALLEL else list, self._deadline_seconds)
+    def outlet(self, operator: str, mesh: str = DEFAULT_MESH) -> Outlet:
+        """A way for other workers to tell these something."""
+        return Outlet(self.pool.hosts, self.role, operator, self._meshes[mesh])
 
-    def _spread(self, dispatch: Dispatch, argument: Any) -> list[Any]:
-        """One value or reference for each rank."""
-        if isinstance(argument, BatchFuture):
-            if dispatch is Dispatch.DATA_PARALLEL and len(argument.references) == self.ranks:
-                return list(argument.references)
-            argument = argument.get()
-        if dispatch is Dispatch.DATA_PARALLEL:
-            return split(argument, self.ranks)
-        return [ray.put(argument)] * self.ranks if self.ranks > 1 else [argument]
+    def replay(self, paths: Sequence[Path]) -> list[tuple[Any, Any]]:
+        """Runs a kept call once more, one path a rank. Returns (kept, new) results by rank. Raises `WorkerError`."""
+        return self.pool.ask("replay", self._deadline_seconds, [(path,) for path in paths], ranks=range(len(paths)))
 
-    def close(self) -> None:
-        """Kills every worker and gives the devices back."""
-        for host in self._hosts:
-            ray.kill(host)
-        remove_placement_group(self._placement)
+    def _call(self, operator: str, registration: Registration, *arguments: Any, **named: Any) -> BatchFuture:
+        """Sends one call to every rank that the mode names, and returns at once."""
+        mode, mesh = registration.mode, self._meshes[registration.mesh]
+        given = [*arguments, *named.values()]
+        futures = [future for argument in given for future in _futures(argument)]
+        reports = list(dict.fromkeys(call.report for future in futures for call in future.spoken))
+        upstream = tuple(dict.fromkeys(call for future in futures for call in future.calls))
+        recorder, calls, results = self.recorder, [], []
+        number, shared = recorder.operations, dict[int, Any]()
+        for rank in mode.ranks(mesh):
+            call = Call(self.role, rank, operator, recorder.step, upstream=upstream)
+            keep = None if recorder.keep is None else recorder.keep / f"{number:03d}.{self.role}.{operator}.{rank}.pickle"
+            invocation = Invocation(self.role, operator, tuple(named), len(reports), keep)
+            values = [self._value(argument, mode, mesh, rank, reports, shared) for argument in given]
+            method = self.pool.hosts[rank].call_beside if registration.beside else self.pool.hosts[rank].call
+            # Named, so that an error in a worker's log tells where it belongs.
+            result, call.report = method.options(name=str(call)).remote(invocation, *reports, *values)
+            calls.append(call)
+            results.append(result)
+        speaking = [mode.speaks(mesh, call.rank) for call in calls]
+        spoken = [call for call, speaks in zip(calls, speaking, strict=True) if speaks]
+        parts = Parts([result for result, speaks in zip(results, speaking, strict=True) if speaks], mode)
+        sources = [future.operation for future in futures]
+        operation = recorder.sent(self.role, operator, self.pool.name, self.pool.device, calls, spoken, sources)
+        return BatchFuture(parts, calls, spoken, self._deadline_seconds, operation, recorder)
+
+    def _value(self, argument: Any, mode: Mode, mesh: Mesh, rank: int, reports: Sequence[Any], shared: dict[int, Any]) -> Any:
+        """What one rank is sent of an argument. What is large and the same for all is put into the object store once (`shared`)."""
+        futures = _futures(argument)
+        if not futures:
+            if id(argument) in shared:
+                return shared[id(argument)]
+            value = mode.spread(argument, mesh, rank)
+            size = size_of_argument(value)
+            self.recorder.passed(size)
+            if value is argument and size > INLINE_BYTES:
+                value = shared[id(argument)] = ray.put(value)
+            return value
+        parts = tuple(future.parts for future in futures)
+        spoken = [future.spoken for future in futures]
+        if mode is EACH and not parts[0].mode.rowwise:
+            # Item r of a list by rank is what rank r returned.
+            parts, spoken = (Parts([parts[0].references[rank]], RANK_ZERO),), [[spoken[0][rank]]]
+        positions = tuple(tuple(reports.index(call.report) for call in calls) for calls in spoken)
+        return FromWorkers(parts, positions, tuple(future.operation for future in futures), mode.share(mesh, rank))
+
+
+def _futures(argument: Any) -> Sequence[BatchFuture]:
+    if isinstance(argument, Joined):
+        return argument.futures
+    return [argument] if isinstance(argument, BatchFuture) else []

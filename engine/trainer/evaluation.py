@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.config import EvaluationConfig, RewardConfig
+from engine.control.future import join
 from engine.events import Emit, EvaluationProgressed
-from engine.prompts import Prompt, sample_seed
-from engine.rewards.scoring import score
-from engine.trainer.samples import sample_requests, sample_rows
+from engine.prompts import Prompt
+from engine.rollout.plan import SamplePlan
+from engine.trainer.samples import sample_rows
 from engine.trainer.session import Session
 
+PROMPT_SET = "evaluation"
 CHUNKS = 4
 """Parts that an evaluation is generated in, so that its progress can be seen."""
 
@@ -45,20 +47,19 @@ def evaluate(
     started = time.perf_counter()
     chosen = list(prompts[: config.max_prompts])
     per_prompt = 1 + config.samples_per_prompt
-    scores: list[float] = []
+    names = {0: "greedy", **{number: str(number - 1) for number in range(1, per_prompt)}}
+    session.load_prompts(PROMPT_SET, chosen)
+    session.reward.use(reward.model_copy(update={"shuffle": False})).get()
     rows: list[dict[str, Any]] = []
     size = -(-len(chosen) // CHUNKS)
     for start in range(0, len(chosen), size):
-        repeated = [prompt for prompt in chosen[start : start + size] for _ in range(per_prompt)]
-        seeds = [sample_seed(seed, "evaluation", 0, prompt.id, index % per_prompt) for index, prompt in enumerate(repeated)]
-        samplings = [None if index % per_prompt == 0 else config.sampling for index in range(len(repeated))]
-        requests = sample_requests(session.tokenizer, repeated, seeds, samplings, config.max_response_tokens)
-        samples = session.actor.generate(requests).get()
-        part = score(reward.model_copy(update={"shuffle": False}), samples.objects["response"], repeated)
-        ids = [f"{label}/{prompt.id}/{_kind(index, per_prompt)}" for index, prompt in enumerate(repeated)]
-        rows += sample_rows(ids, repeated, samples, part)
-        scores += part
-        emit(EvaluationProgressed(label=label, done=len(scores), total=len(chosen) * per_prompt))
+        positions = tuple(range(start, min(start + size, len(chosen))))
+        # The stage and step of the seeds are fixed: they must not depend on when an evaluation is made.
+        plan = SamplePlan(PROMPT_SET, positions, per_prompt, config.sampling, config.max_response_tokens, seed, PROMPT_SET, 0, greedy_first=True)
+        samples = session.actor.generate(plan)
+        rows += sample_rows(label, join(samples, session.reward.score(samples)).get(), chosen, names)
+        emit(EvaluationProgressed(label=label, done=len(rows), total=len(chosen) * per_prompt))
+    scores = [row["reward"] for row in rows]
     by_prompt = [scores[start : start + per_prompt] for start in range(0, len(scores), per_prompt)]
     return Evaluation(
         label=label,
@@ -70,8 +71,3 @@ def evaluate(
         seconds=time.perf_counter() - started,
         tokens=sum(row["response_tokens"] for row in rows),
     )
-
-
-def _kind(index: int, per_prompt: int) -> str:
-    position = index % per_prompt
-    return "greedy" if position == 0 else str(position - 1)

@@ -1,40 +1,35 @@
-"""Samples on their way out, as requests, and on their way home, as rows for people: the same for training and for evaluation."""
+"""Samples on their way home, as rows for people: the same for training and for evaluation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.batch import Batch
-from engine.config import SamplingConfig
 from engine.prompts import Prompt
-from engine.rollout.backend import Request
-from engine.tokenizer import render_prompt
 
 
-def sample_requests(
-    tokenizer: Any, prompts: Sequence[Prompt], seeds: Sequence[int], samplings: Sequence[SamplingConfig | None], max_tokens: int
-) -> list[Request]:
-    """One request a sample, each with a random stream of its own; a sampling of None is greedy. A prompt that repeats is rendered once."""
-    messages = {prompt.id: prompt.messages for prompt in prompts}
-    rendered = {prompt_id: render_prompt(tokenizer, of_prompt) for prompt_id, of_prompt in messages.items()}
-    return [
-        Request(prompt_tokens=rendered[prompt.id], seed=seed, sampling=sampling, max_tokens=max_tokens)
-        for prompt, seed, sampling in zip(prompts, seeds, samplings, strict=True)
-    ]
+def sample_rows(prefix: str, samples: Batch, prompts: Sequence[Prompt], names: Mapping[int, str] | None = None) -> list[dict[str, Any]]:
+    """Rows of `SamplesGenerated`, one a sample.
 
-
-def sample_rows(ids: Sequence[str], prompts: Sequence[Prompt], samples: Batch, rewards: Sequence[float]) -> list[dict[str, Any]]:
-    """Rows of `SamplesGenerated`, one a sample."""
-    columns = zip(ids, prompts, samples.objects["response"], rewards, samples.objects["response_tokens"], samples.objects["finished"], strict=True)
-    return [
-        {
-            "sample_id": sample_id,
-            "difficulty": prompt.difficulty,
-            "prompt": prompt.messages[-1]["content"],
-            "response": response,
-            "ground_truth": prompt.ground_truth,
-            "reward": reward,
-            "response_tokens": tokens,
-            "finished": finished,
-        }
-        for sample_id, prompt, response, reward, tokens, finished in columns
-    ]
+    Args:
+        prefix: of the sample ids, which are PREFIX/PROMPT/NUMBER.
+        samples: a rollout with its rewards.
+        prompts: what the column `prompt` points into.
+        names: what sample numbers are called instead.
+    """
+    columns = {name: samples.tensors[name].tolist() for name in ("prompt", "sample", "reward", "response_tokens", "finished")}
+    rows = []
+    for row, response in enumerate(samples.objects["response"]):
+        prompt, number = prompts[columns["prompt"][row]], columns["sample"][row]
+        rows.append(
+            {
+                "sample_id": f"{prefix}/{prompt.id}/{number if names is None else names[number]}",
+                "difficulty": prompt.difficulty,
+                "prompt": prompt.messages[-1]["content"],
+                "response": response,
+                "ground_truth": prompt.ground_truth,
+                "reward": columns["reward"][row],
+                "response_tokens": columns["response_tokens"][row],
+                "finished": columns["finished"][row],
+            }
+        )
+    return rows

@@ -1,31 +1,40 @@
-"""A Ray cluster and the hybrid actors on it, kept alive across the stages of a recipe."""
+"""A Ray cluster and the workers of all roles on it, kept alive across the stages of a recipe."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import ray
 from transformers import AutoTokenizer
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, RLStageConfig, SFTStageConfig
+from engine.control.recorder import Recorder
+from engine.control.resources import Pool, open_pools
 from engine.control.worker_group import WorkerGroup
-from engine.hardware import resolve_device, resolve_dtype
+from engine.hardware import Device, resolve_dtype
+from engine.prompts import Prompt
 from engine.workers.actor import HybridActor
+from engine.workers.critic import CriticWorker
+from engine.workers.reference import ReferenceWorker
+from engine.workers.registry import ANNOTATORS
+from engine.workers.reward import RewardWorker
 
 OBJECT_STORE_BYTES = 200 * 2**20
 """Only batches of tokens go through Ray's object store, never weights."""
 
-WORKER_ENVIRONMENT = {
+_ANY_DEVICE = {
     # One process holds vLLM's engine and the trainer, and threads are Ray's to give.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-CPU_ENVIRONMENT = {
+WORKER_ENVIRONMENT: Mapping[Device, Mapping[str, str]] = {
     # vLLM compiles a few sampling helpers even in eager mode: 20 s of C++ compiler in every process, for nothing at a CPU's sizes.
-    "TORCHDYNAMO_DISABLE": "1",
+    "cpu": _ANY_DEVICE | {"TORCHDYNAMO_DISABLE": "1"},
+    "cuda": _ANY_DEVICE,
 }
 
 
@@ -34,52 +43,85 @@ class ConfigurationMismatchError(RuntimeError):
 
 
 class Session:
-    """What training and evaluation run on: `actor` (the worker group), `tokenizer`, `config`."""
+    """What training and evaluation run on: a worker group for each role, and what they have in common."""
 
-    def __init__(self, config: EngineConfig, actor: WorkerGroup, model_directory: Path) -> None:
-        self.config = config
-        self.actor = actor
+    def __init__(self, config: EngineConfig, pools: Mapping[str, Pool], model_directory: Path, directory: Path) -> None:
+        self.config, self.directory, self.recorder = config, directory, Recorder()
         self.tokenizer = AutoTokenizer.from_pretrained(model_directory)
+        self._pools, self._model_directory = pools, model_directory
+        self.actor = self._group("actor", HybridActor, max_context_tokens=config.max_context_tokens)
+        self.reward = self._group("reward", RewardWorker)
+        self.reference = self._group("reference", ReferenceWorker) if config.has_reference_role else None
+        self.critic = self._group("critic", CriticWorker) if config.critic else None
+        self.annotators = {
+            name: self._group(name, ANNOTATORS.get(annotator.worker), name=name, **annotator.parameters)
+            for name, annotator in config.annotators.items()
+        }
+        for group in self.groups:
+            for rank, digest in enumerate(group.configuration().get()):
+                if digest != config.digest():
+                    message = f"{group.role} rank {rank} confirms configuration {digest}, the controller has {config.digest()}"
+                    raise ConfigurationMismatchError(message)
+        self.actor.tell_finished(self.reward.outlet("score_ahead")).get()
+        self.actor.synchronise().get()
 
     @classmethod
     @contextmanager
-    def open(cls, config: EngineConfig, model_directory: Path, log_directory: Path) -> Iterator["Session"]:
-        """Starts Ray (or joins the cluster that RAY_ADDRESS names), the actors and their engines; takes everything down again.
+    def open(cls, config: EngineConfig, model_directory: Path, directory: Path) -> Iterator["Session"]:
+        """Starts Ray (or joins the cluster that RAY_ADDRESS names), the workers and their engines; takes everything down again.
 
-        `model_directory` and `log_directory` must be visible from every node.
+        `model_directory` and `directory` must be visible from every node; logs go to `directory`/workers.
         Raises `ResourceError` when Ray lacks devices, `WorkerError` when a worker fails, `ConfigurationMismatchError` when one
         was given another configuration.
         """
-        device = resolve_device(config.resources.device)
         started_here = not ray.is_initialized()
         if started_here:
             local = {} if os.environ.get("RAY_ADDRESS") else {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
             ray.init(log_to_driver=False, configure_logging=False, **local)
-        actor = None
         try:
-            arguments = {
-                "config": config,
-                "model_directory": model_directory,
-                "log_directory": log_directory,
-                "device": device,
-                "dtype": resolve_dtype(device, config.dtype),
-            }
-            environment = WORKER_ENVIRONMENT | (CPU_ENVIRONMENT if device == "cpu" else {})
-            actor = WorkerGroup("actor", HybridActor, arguments, config.resources, device, environment)
-            host, port = actor.rendezvous()
-            for rank, digest in enumerate(actor.start(host, port).get()):
-                if digest != config.digest():
-                    raise ConfigurationMismatchError(f"actor rank {rank} confirms configuration {digest}, the controller has {config.digest()}")
-            session = cls(config, actor, model_directory)
-            actor.synchronise().get()
-            yield session
+            names = [config.resources.pool_of(role) for role in config.roles()]
+            with open_pools(config.resources, names, WORKER_ENVIRONMENT, directory / "workers") as pools:
+                for pool in pools.values():
+                    pool.connect(config.resources.call_deadline_seconds)
+                yield cls(config, pools, model_directory, directory)
         finally:
-            if actor is not None:
-                actor.close()
             if started_here:
                 ray.shutdown()
+
+    @property
+    def groups(self) -> list[WorkerGroup]:
+        """All groups."""
+        return [group for group in (self.actor, self.reward, self.reference, self.critic, *self.annotators.values()) if group is not None]
+
+    def load_prompts(self, name: str, prompts: Sequence[Prompt]) -> None:
+        """Gives the prompts to every role, under a name that plans and rollouts mention."""
+        for future in [group.load_prompts(name, list(prompts)) for group in self.groups]:
+            future.get()
+
+    def begin_stage(self, config: SFTStageConfig | RLStageConfig) -> None:
+        """A fresh optimizer for the policy; in RL the reference and the critic begin with the policy's weights as they are now."""
+        self.actor.begin_stage(config).get()
+        if config.kind == "sft":
+            return
+        self.reward.use(config.reward).get()
+        if config.algorithm.kl is not None or config.algorithm.critic is not None:
+            followers = [self.reference if config.algorithm.kl else None, self.critic if config.algorithm.critic else None]
+            start = self.export(self.directory / "start") if any(followers) else None
+            for future in [group.begin_stage(config, start) for group in followers if group is not None]:
+                future.get()
 
     def export(self, directory: Path) -> Path:
         """Writes the policy as an ordinary Hugging Face directory, whole or not at all. Returns it."""
         self.actor.export(directory).get()
         return directory
+
+    def _group(self, role: str, worker_class: type, **parameters: Any) -> WorkerGroup:
+        pool = self._pools[self.config.resources.pool_of(role)]
+        arguments = {
+            "config": self.config,
+            "model_directory": self._model_directory,
+            "device": pool.device,
+            "dtype": resolve_dtype(pool.device, self.config.dtype),
+            **parameters,
+        }
+        return WorkerGroup(role, worker_class, arguments, pool, self.config.resources.call_deadline_seconds, self.recorder)

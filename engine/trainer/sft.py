@@ -5,10 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch.nn.utils.rnn import pad_sequence
 
-from engine.batch import Batch
 from engine.config import SFTStageConfig
 from engine.events import Emit, StageFinished, StageStarted, StepFinished
 from engine.tokenizer import render_conversation
@@ -26,20 +23,14 @@ def train_sft(session: Session, stage: str, config: SFTStageConfig, conversation
     started = time.perf_counter()
     emit(StageStarted(stage=stage, kind="sft", steps=config.steps))
     rows = _rendered(session.tokenizer, conversations, config.max_tokens)
-    session.actor.reset_optimizer(config.training.optimizer, config.steps).get()
+    session.actor.load_rows(rows).get()
+    session.begin_stage(config)
     for step in range(1, config.steps + 1):
         timer = PhaseTimer()
-        batch = _batch([rows[index] for index in epoch_rows(len(rows), config.rows_per_step, step, seed)])
         with timer("update"):
-            statistics = session.actor.update_sft(batch, config.training.max_tokens_per_micro_batch).get()
-        tokens = int(batch.tensors["attention_mask"].sum())
-        emit(
-            StepFinished(
-                stage=stage,
-                step=step,
-                metrics={**statistics.result(), "throughput/tokens_per_second": tokens / timer.elapsed(), **timer.metrics()},
-            )
-        )
+            metrics = session.actor.update_sft(epoch_rows(len(rows), config.rows_per_step, step, seed)).get().result()
+        throughput = metrics.pop("sft/tokens") / timer.elapsed()
+        emit(StepFinished(stage=stage, step=step, metrics={**metrics, "throughput/tokens_per_second": throughput, **timer.metrics()}))
     session.actor.synchronise().get()
     emit(StageFinished(stage=stage, steps=config.steps, seconds=time.perf_counter() - started))
 
@@ -62,16 +53,3 @@ def _rendered(tokenizer: Any, conversations: Sequence[Conversation], max_tokens:
     if not fitting:
         raise ValueError(f"none of {len(rendered)} conversations fits max_tokens={max_tokens}; the shortest has {min(len(r[0]) for r in rendered)}")
     return fitting
-
-
-def _batch(rows: Sequence[tuple[list[int], list[bool]]]) -> Batch:
-    input_ids = pad_sequence([torch.tensor(ids) for ids, _ in rows], batch_first=True)
-    response_mask = pad_sequence([torch.tensor(mask) for _, mask in rows], batch_first=True)
-    lengths = torch.tensor([len(ids) for ids, _ in rows]).unsqueeze(1)
-    return Batch(
-        tensors={
-            "input_ids": input_ids,
-            "attention_mask": torch.arange(input_ids.shape[1]) < lengths,
-            "response_mask": response_mask,
-        },
-    )

@@ -3,21 +3,20 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-import torch
-
-from engine.algorithms.groups import group_statistics
-from engine.algorithms.registry import ADVANTAGES
-from engine.algorithms.types import AdvantageInputs
-from engine.batch import Batch
 from engine.config import RLStageConfig
-from engine.events import Emit, SamplesGenerated, StageFinished, StageStarted, StepFinished, WeightsSynchronised
+from engine.control.future import BatchFuture, Joined, join
+from engine.events import Emit, SamplesGenerated, StageFinished, StageStarted, StepFinished, StepTraced, WeightsSynchronised
 from engine.metrics import Statistics
-from engine.prompts import Prompt, PromptSampler, sample_seed
-from engine.rewards.scoring import score
-from engine.trainer.samples import sample_requests, sample_rows
+from engine.prompts import Prompt, PromptSampler
+from engine.rollout.plan import SamplePlan
+from engine.trainer.replay import STATE, step_directory
+from engine.trainer.samples import sample_rows
 from engine.trainer.session import Session
 from engine.trainer.timing import PhaseTimer
+from engine.training.balance import balanced_order
 
 
 class DisagreementError(RuntimeError):
@@ -37,50 +36,84 @@ class SyncTrainer:
 
     def run(self) -> None:
         """All steps of the stage. The policy starts as it is, with a fresh optimizer."""
-        config, started = self.config, time.perf_counter()
+        config, recorder, started = self.config, self.session.recorder, time.perf_counter()
         self.emit(StageStarted(stage=self.stage, kind="rl", steps=config.steps))
         sampler = PromptSampler(self.prompts, config.prompts_per_step, self.seed)
-        self.session.actor.reset_optimizer(config.training.optimizer, config.steps * config.updates_per_step).get()
+        self.session.load_prompts(self.stage, self.prompts)
+        self.session.begin_stage(config)
         for step in range(1, config.steps + 1):
-            self.emit(StepFinished(stage=self.stage, step=step, metrics=self.step(step, sampler.step(step))))
+            recorder.begin(self.stage, step, self._keep(step))
+            metrics = self.step(step, sampler.positions(step))
+            self.emit(StepTraced(trace=recorder.finish()))
+            self.emit(StepFinished(stage=self.stage, step=step, metrics=metrics))
         self.emit(StageFinished(stage=self.stage, steps=config.steps, seconds=time.perf_counter() - started))
 
-    def step(self, step: int, prompts: Sequence[Prompt]) -> dict[str, float]:
+    def step(self, step: int, positions: Sequence[int]) -> dict[str, float]:
         """One rollout batch, its updates and the synchronisation. Returns the step's metrics."""
-        config, actor, timer = self.config, self.session.actor, PhaseTimer()
-        temperature, max_tokens = config.sampling.temperature, config.training.max_tokens_per_micro_batch
-        repeated = [prompt for prompt in prompts for _ in range(config.samples_per_prompt)]
-        seeds = [sample_seed(self.seed, self.stage, step, prompt.id, index % config.samples_per_prompt) for index, prompt in enumerate(repeated)]
-        requests = sample_requests(self.session.tokenizer, repeated, seeds, [config.sampling] * len(repeated), config.max_response_tokens)
-        estimate = ADVANTAGES.get(config.algorithm.advantage.estimator)
+        actor, critic, timer = self.session.actor, self.session.critic, PhaseTimer()
 
         with timer("generate"):
-            rollout = actor.generate(requests)
-            samples = rollout.get()
-        old = actor.log_prob(rollout, temperature, max_tokens)
-        agreement = actor.agreement(rollout, old)
-        with timer("reward"):  # while the trainer computes old log-probs
-            rewards = torch.tensor(score(config.reward, samples.objects["response"], repeated, seed=(self.seed, step)))
+            rollout = actor.generate(self._plan(step, positions))  # returns at once
+            rewards = self._rewards(step, rollout)  # begin with each sample when it is finished
+            order = self._balanced(actor.lengths(rollout).get())
+        samples = join(rollout, *rewards)
+        rollout, rewards = rollout.reorder(order), [columns.reorder(order) for columns in rewards]
+        old = actor.log_prob(rollout)  # these run side by side
+        reference = self._reference(rollout)
+        values = [critic.values(rollout)] if critic is not None and self.config.algorithm.critic else []
+        scored = join(rollout, *rewards, old, *reference, *values)
+        advantages = actor.advantage(scored)
+        measured = actor.measure(scored)
+
         with timer("log_prob"):
-            agreed = self._agreed(step, agreement.get())
-        scored = self._advantage_inputs(samples, rewards)
-        advantages = Batch(tensors={"advantages": estimate(scored, config.algorithm.advantage)})
+            agreed = self._agreed(step, actor.agreement(join(rollout, old)).get())
+        with timer("reward"):
+            measures = measured.get().result()
         with timer("update"):
-            updated = actor.update(rollout, old, advantages, config.algorithm.loss, config.updates_per_step, temperature, max_tokens).get()
+            updates = [actor.update(join(rollout, old, *reference, advantages))]
+            updates += [critic.update(join(rollout, *values, advantages)) for critic in [critic] if critic is not None and values]
+            updated = [update.get().result() for update in updates]
         with timer("synchronise"):
             synchronised = actor.synchronise().get()
 
-        self._report(step, repeated, samples, rewards, synchronised)
-        tokens = sum(samples.objects["response_tokens"])
+        self._report(step, samples, synchronised)
+        tokens = measures.pop("response/tokens_total")
         return {
-            **self._sample_metrics(samples, scored),
+            **measures,
             **agreed,
-            **updated.result(),
+            **{name: value for metrics in updated for name, value in metrics.items()},
             "sync/bytes_received": max(rank["bytes_received"] for rank in synchronised),
             "memory/peak_gb": max(actor.peak_memory_gigabytes().get()),
             "throughput/tokens_per_second": tokens / timer.elapsed(),
             **timer.metrics(),
         }
+
+    def _plan(self, step: int, positions: Sequence[int]) -> SamplePlan:
+        config = self.config
+        return SamplePlan(
+            self.stage, tuple(positions), config.samples_per_prompt, config.sampling, config.max_response_tokens, self.seed, self.stage, step
+        )
+
+    def _rewards(self, step: int, rollout: BatchFuture) -> list[BatchFuture]:
+        """The column `reward`, and the columns of every annotator."""
+        scores, shuffle = self.session.reward.score(rollout), self.config.reward.shuffle
+        annotations = [annotator.annotations(rollout) for annotator in self.session.annotators.values()]
+        weights = {name: annotator.reward_weight for name, annotator in self.session.config.annotators.items() if annotator.reward_weight}
+        if weights or shuffle:
+            scores = self.session.reward.combine(join(scores, *annotations), weights, (self.seed, step) if shuffle else None)
+        return [scores, *annotations]
+
+    def _balanced(self, lengths: Sequence[int]) -> list[int]:
+        """An order of the step's rows in which every rank computes over nearly as many tokens."""
+        return balanced_order(lengths, self.session.actor.mesh("train").parts, self.config.updates_per_step)
+
+    def _reference(self, rollout: BatchFuture) -> list[BatchFuture]:
+        """The column `reference_log_probs`, where the algorithm measures the distance from the reference."""
+        if self.config.algorithm.kl is None:
+            return []
+        if self.session.reference is None:
+            return [self.session.actor.reference_log_prob(rollout)]
+        return [self.session.reference.log_prob(rollout)]
 
     def _agreed(self, step: int, statistics: Statistics) -> dict[str, float]:
         """Metrics of the agreement between trainer and rollout. Raises `DisagreementError` beyond the configured bound."""
@@ -92,23 +125,17 @@ class SyncTrainer:
             )
         return metrics
 
-    def _advantage_inputs(self, samples: Batch, rewards: torch.Tensor) -> AdvantageInputs:
-        """The whole step's samples by group."""
-        group = torch.arange(len(samples)) // self.config.samples_per_prompt
-        return AdvantageInputs(rewards=rewards, group=group, mask=samples.tensors["response_mask"])
+    def _keep(self, step: int) -> Path | None:
+        """Where this step's calls are kept, with the state that they begin with already there; None where they are not."""
+        every = self.config.keep_calls_every_steps
+        if every is None or not (step in (1, self.config.steps) or step % every == 0):
+            return None
+        directory = step_directory(self.session.directory, self.stage, step)
+        for future in [group.save_state(directory / STATE) for group in self.session.groups]:
+            future.get()
+        return directory
 
-    def _sample_metrics(self, samples: Batch, scored: AdvantageInputs) -> dict[str, float]:
-        lengths = torch.tensor(samples.objects["response_tokens"], dtype=torch.float32)
-        return {
-            "reward/mean": scored.rewards.mean().item(),
-            "reward/std": scored.rewards.std().item(),
-            "response/tokens_mean": lengths.mean().item(),
-            "response/tokens_max": lengths.max().item(),
-            "response/truncated_fraction": 1 - sum(samples.objects["finished"]) / len(samples),
-            **group_statistics(scored.rewards, scored.group, scored.valid).result(),
-        }
-
-    def _report(self, step: int, repeated: Sequence[Prompt], samples: Batch, rewards: torch.Tensor, synchronised: list[dict[str, float]]) -> None:
+    def _report(self, step: int, samples: Joined, synchronised: list[dict[str, Any]]) -> None:
         self.emit(
             WeightsSynchronised(
                 stage=self.stage,
@@ -119,8 +146,8 @@ class SyncTrainer:
             )
         )
         if step in (1, self.config.steps) or step % self.config.samples_table_every_steps == 0:
-            ids = [f"{self.stage}/{step}/{prompt.id}/{index % self.config.samples_per_prompt}" for index, prompt in enumerate(repeated)]
-            self.emit(SamplesGenerated(stage=self.stage, step=step, rows=sample_rows(ids, repeated, samples, rewards.tolist())))
+            rows = sample_rows(f"{self.stage}/{step}", samples.get(), self.prompts)
+            self.emit(SamplesGenerated(stage=self.stage, step=step, rows=rows))
 
 
 def train_rl(session: Session, stage: str, config: RLStageConfig, prompts: Sequence[Prompt], seed: int, emit: Emit) -> None:

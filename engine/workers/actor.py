@@ -1,34 +1,39 @@
 """The hybrid actor: one rank that trains its shard of the policy and generates with the whole of it, on the same device."""
 
-import os
 import resource
-import sys
 import time
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer
 
-from engine.algorithms.aggregation import Denominators, aggregate, count
+from engine.algorithms.aggregation import Denominators, aggregate
+from engine.algorithms.kl import kl
 from engine.algorithms.registry import LOSSES
 from engine.algorithms.rollout_agreement import rollout_agreement
+from engine.algorithms.step import measure, step_advantages
 from engine.algorithms.types import LossInputs
-from engine.batch import Batch, join
-from engine.config import EngineConfig, LossConfig, OptimizerConfig
-from engine.control.dispatch import Dispatch, register
+from engine.batch import Batch
+from engine.config import LossConfig, RLStageConfig
+from engine.control.dispatch import ALL, DATA_PARALLEL, METRICS, RANK_ZERO, register
+from engine.control.mesh import Mesh
+from engine.control.worker_group import Outlet
 from engine.export import save_checkpoint
-from engine.metrics import Maximum, Mean, Statistics, Sum
-from engine.rollout.backend import Request
-from engine.training.backend import TokenScores
-from engine.training.fsdp import FSDPBackend
-from engine.training.micro_batches import micro_batches
+from engine.metrics import Mean, Statistics, Sum
+from engine.rollout.backend import RolloutBackend
+from engine.rollout.plan import SamplePlan
+from engine.rollout.registry import BACKENDS
+from engine.workers.base import TRAIN, StageConfig, TrainedWorker
+
+ROLLOUT = "rollout"
+"""The mesh over which the rollout engines divide their requests."""
+SECONDS_BETWEEN_TELLINGS = 0.05
+"""Finished samples are told to the rewards at most so often: each telling costs a fraction of a millisecond."""
 
 
 class Phase(Enum):
@@ -38,133 +43,149 @@ class Phase(Enum):
     READY = "both engines hold the same weights"
 
 
-class HybridActor:
-    """One rank. Methods marked DATA_PARALLEL or ALL are collectives: the group calls them on every rank."""
+class HybridActor(TrainedWorker):
+    """One rank. All but RANK_ZERO methods are collectives: the group calls them on every rank."""
 
-    def __init__(self, config: EngineConfig, model_directory: Path, log_directory: Path, device: str, dtype: str, rank: int, world_size: int) -> None:
-        _log_to(log_directory / f"rank_{rank}.log")
-        self._config = config
-        self._model_directory = model_directory
-        self._device = torch.device(device)
-        self._dtype: torch.dtype = getattr(torch, dtype)
-        self._rank, self._world_size = rank, world_size
+    prefix = "policy"
+
+    def __init__(self, max_context_tokens: int, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._tokenizer = AutoTokenizer.from_pretrained(self.model_directory)
+        self._rollout_class = BACKENDS.get(self.config.rollout.backend)
+        self._rollout: RolloutBackend = self._rollout_class(
+            self.model_directory, self.config.rollout, self.dtype, self.device, max_context_tokens, self._tokenizer
+        )
         self._phase = Phase.STALE
         self._weight_version = 0
-        torch.set_num_threads(config.resources.cpus_per_rank)
+        self._finished: Outlet | None = None
 
-    @register(Dispatch.ALL)
-    def start(self, master_address: str, master_port: int) -> str:
-        """Joins the ranks' process group and builds both engines. Returns the digest of the configuration that this rank was given."""
-        from engine.rollout.vllm import VLLMBackend  # seconds of import and a gigabyte, which the controller can do without
+    def meshes(self) -> Mapping[str, Mesh]:
+        """`train` and `rollout`, as the two backends divide their data."""
+        return {**super().meshes(), ROLLOUT: self._rollout_class.mesh(self.config.rollout, self.ranks)}
 
-        os.environ |= {
-            "RANK": str(self._rank),
-            "WORLD_SIZE": str(self._world_size),
-            "LOCAL_RANK": "0",
-            "MASTER_ADDR": master_address,
-            "MASTER_PORT": str(master_port),
-        }
-        timeout = timedelta(seconds=self._config.resources.call_deadline_seconds)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if self._device.type == "cuda" else "gloo", timeout=timeout)
-        mesh = init_device_mesh(self._device.type, (self._world_size,), mesh_dim_names=("fsdp",))
-        self._tokenizer = AutoTokenizer.from_pretrained(self._model_directory)
-        self._training = FSDPBackend(self._model_directory, mesh, self._dtype)
-        stop_token = self._tokenizer.eos_token_id
-        self._rollout = VLLMBackend(self._model_directory, self._config.rollout, self._dtype, self._config.max_context_tokens, stop_token)
-        return self._config.digest()
+    @register(ALL)
+    def begin_stage(self, config: StageConfig) -> None:
+        """A fresh optimizer and schedule; the stage's settings hold for all calls until the next."""
+        self._stage = config
+        updates = config.updates_per_step if isinstance(config, RLStageConfig) else 1
+        self.start_optimizer(config.training.optimizer, config.steps * updates)
 
-    @register(Dispatch.ALL)
-    def reset_optimizer(self, config: OptimizerConfig, total_steps: int) -> None:
-        """A fresh optimizer and schedule, as every stage begins with."""
-        self._training.reset_optimizer(config, total_steps)
+    @register(ALL)
+    def load_rows(self, rows: Sequence[tuple[list[int], list[bool]]]) -> None:
+        """Conversations for `update_sft`: token ids and which of them are to be learnt."""
+        self._rows = rows
 
-    @register(Dispatch.DATA_PARALLEL)
-    def generate(self, requests: list[Request]) -> Batch:
-        """One response for each request.
+    @register(ALL)
+    def tell_finished(self, outlet: Outlet) -> None:
+        """Where to send each sample as soon as it is finished, as (prompt set, position, response)."""
+        self._finished = outlet
 
-        Returns token tensors [B, T] (prompt, then response): input_ids, attention_mask, response_mask, rollout_log_probs; and the
-        objects response (text), response_tokens, finished and weight_version.
+    @register(DATA_PARALLEL, mesh=ROLLOUT)
+    def generate(self, plan: SamplePlan) -> Batch:
+        """The samples of a plan, in its order.
+
+        Returns token tensors [B, T] (prompt, then response): input_ids, attention_mask, response_mask, rollout_log_probs; tensors [B]:
+        prompt (position in the prompt set), sample (its number), response_tokens, finished, weight_version; the object response (text).
         Raises `RuntimeError` when the rollout engine does not hold the trainer's weights.
         """
         if self._phase is not Phase.READY:
             raise RuntimeError(f"generate was called before synchronise: {self._phase.value}")
-        responses = self._rollout.generate(requests)
-        prompts = [len(request.prompt_tokens) for request in requests]
-        rows = [torch.tensor([*request.prompt_tokens, *response.tokens]) for request, response in zip(requests, responses, strict=True)]
-        log_probs = [torch.tensor([0.0] * length + response.log_probs) for length, response in zip(prompts, responses, strict=True)]
-        input_ids = _padded(rows, torch.int64)
-        position = torch.arange(input_ids.shape[1])
-        attention_mask = position < torch.tensor([len(row) for row in rows]).unsqueeze(1)
-        return Batch(
-            tensors={
-                "input_ids": input_ids,
-                "attention_mask": attention_mask,
-                "response_mask": attention_mask & (position >= torch.tensor(prompts).unsqueeze(1)),
-                "rollout_log_probs": _padded(log_probs, torch.float32),
-            },
-            objects={
-                "response": [self._tokenizer.decode(response.tokens, skip_special_tokens=True) for response in responses],
-                "response_tokens": [len(response.tokens) for response in responses],
-                "finished": [response.finished for response in responses],
-                "weight_version": [self._weight_version] * len(responses),
-            },
-        )
+        requests, places = plan.requests(self.prompt_sets[plan.prompt_set], self._tokenizer), plan.places()
+        drawn: dict[int, Any] = {}
+        texts: dict[int, str] = {}
+        untold: list[int] = []
+        told = time.monotonic()
+        for position, response in self._rollout.stream(requests):
+            drawn[position] = response
+            texts[position] = self._tokenizer.decode(response.tokens, skip_special_tokens=True)
+            untold.append(position)
+            if self._finished is not None and time.monotonic() - told >= SECONDS_BETWEEN_TELLINGS:
+                self._tell(self._finished, plan, [(row, (plan.prompt_set, places[row][0], texts[row])) for row in untold])
+                untold, told = [], time.monotonic()
+        responses = [drawn[position] for position in range(len(requests))]
+        tensors = _token_tensors([list(request.prompt_tokens) for request in requests], responses)
+        columns = {
+            "prompt": torch.tensor([position for position, _ in places], dtype=torch.int64),
+            "sample": torch.tensor([number for _, number in places], dtype=torch.int64),
+            "response_tokens": torch.tensor([len(response.tokens) for response in responses], dtype=torch.int64),
+            "finished": torch.tensor([response.finished for response in responses], dtype=torch.bool),
+            "weight_version": torch.full((len(responses),), self._weight_version, dtype=torch.int64),
+        }
+        return Batch({**tensors, **columns}, {"response": [texts[row] for row in range(len(requests))]}, {"prompt_set": plan.prompt_set})
 
-    @register(Dispatch.DATA_PARALLEL)
-    def log_prob(self, batch: Batch, temperature: float, max_tokens: int) -> Batch:
+    @register(DATA_PARALLEL, mesh=TRAIN)
+    def lengths(self, rollout: Batch) -> list[int]:
+        """Tokens of each row, prompt and response."""
+        return list(rollout.tensors["attention_mask"].sum(dim=1).tolist())
+
+    @register(DATA_PARALLEL, mesh=TRAIN)
+    def log_prob(self, rollout: Batch) -> Batch:
         """The trainer's log-probs of the response tokens, as the tensors old_log_probs and old_entropy [B, T]."""
-        shape = batch.tensors["input_ids"].shape
-        log_probs, entropy = torch.zeros(shape), torch.zeros(shape)
-        numbered = batch.select(["input_ids", "attention_mask", "response_mask"]).with_tensors(row=torch.arange(shape[0]))
-        with torch.no_grad():
-            for part in micro_batches(numbered, max_tokens):
-                scores = self._score(part, temperature)
-                mask = part.tensors["response_mask"]
-                row = part.tensors["row"].unsqueeze(1).expand(mask.shape)[mask]
-                column = torch.arange(mask.shape[1]).expand(mask.shape)[mask]
-                log_probs[row, column] = scores.log_probs.cpu()[mask]
-                entropy[row, column] = scores.entropy.cpu()[mask]
-        return Batch(tensors={"old_log_probs": log_probs, "old_entropy": entropy})
+        stage = self._rl_stage
 
-    @register(Dispatch.DATA_PARALLEL)
-    def agreement(self, rollout: Batch, old: Batch) -> Statistics:
+        def compute(part: Batch) -> dict[str, torch.Tensor]:
+            scores = self.training.score(part, stage.sampling.temperature)
+            return {"old_log_probs": scores.log_probs, "old_entropy": scores.entropy}
+
+        return self.over_rows(rollout, stage.training.max_tokens_per_micro_batch, compute)
+
+    @register(DATA_PARALLEL, mesh=TRAIN)
+    def reference_log_prob(self, rollout: Batch) -> Batch:
+        """With LoRA: log-probs of the base with the adapter off, as the tensor reference_log_probs [B, T]."""
+        stage = self._rl_stage
+        with self.training.without_adapter():
+            return self.over_rows(
+                rollout,
+                stage.training.max_tokens_per_micro_batch,
+                lambda part: {"reference_log_probs": self.training.score(part, stage.sampling.temperature).log_probs},
+            )
+
+    @register(METRICS, mesh=TRAIN)
+    def agreement(self, batch: Batch) -> Statistics:
         """How far trainer and rollout are apart on the tokens that the rollout drew, and the policy's entropy."""
-        mask = rollout.tensors["response_mask"]
-        statistics = rollout_agreement(old.tensors["old_log_probs"], rollout.tensors["rollout_log_probs"], mask)
-        statistics.add("policy/entropy", Mean(float(old.tensors["old_entropy"][mask].double().sum()), int(mask.sum())))
+        mask, old = batch.tensors["response_mask"], batch.tensors["old_entropy"]
+        statistics = rollout_agreement(batch.tensors["old_log_probs"], batch.tensors["rollout_log_probs"], mask)
+        statistics.add("policy/entropy", Mean(float(old[mask].double().sum()), int(mask.sum())))
         return statistics
 
-    @register(Dispatch.DATA_PARALLEL)
-    def update(
-        self, rollout: Batch, old: Batch, advantages: Batch, loss: LossConfig, updates: int, temperature: float, max_tokens: int
-    ) -> Statistics:
-        """`updates` optimizer steps, one for each contiguous part of this rank's rows. `advantages` [B, T] may have a longer T than these rows."""
+    @register(RANK_ZERO)
+    def advantage(self, batch: Batch) -> Batch:
+        """Advantages [B, T] over the whole step, and returns [B, T] where a critic is trained on them."""
+        return step_advantages(batch, self._rl_stage.algorithm)
+
+    @register(RANK_ZERO)
+    def measure(self, batch: Batch) -> Statistics:
+        """What a step's samples and rewards were like."""
+        return measure(batch)
+
+    @register(METRICS, mesh=TRAIN)
+    def update(self, batch: Batch) -> Statistics:
+        """`updates_per_step` optimizer steps on the policy loss, one for each contiguous part of this rank's rows.
+
+        Reads the rollout's token columns, old_log_probs, advantages, and reference_log_probs where the loss has a KL term.
+        """
         self._phase = Phase.STALE
-        longest = rollout.tensors["input_ids"].shape[1]
-        batch = join(
-            rollout.select(["input_ids", "attention_mask", "response_mask", "rollout_log_probs"]),
-            old.select(["old_log_probs"]),
-            Batch(tensors={"advantages": advantages.tensors["advantages"][:, :longest]}),
-        )
-        statistics = Statistics()
-        for mini_batch in batch.chunk(updates):
-            denominators = self._denominators(mini_batch)
-            term = partial(self._policy_loss, loss=loss, denominators=denominators, temperature=temperature, statistics=statistics)
-            self._optimizer_step(mini_batch, max_tokens, term, statistics)
+        stage, statistics = self._rl_stage, Statistics()
+        names = ["input_ids", "attention_mask", "response_mask", "rollout_log_probs", "old_log_probs", "advantages"]
+        columns = batch.select([*names, *(name for name in ("reference_log_probs",) if name in batch.tensors)])
+        for mini_batch in columns.chunk(stage.updates_per_step):
+            term = partial(self._policy_loss, stage=stage, denominators=self.denominators(mini_batch), statistics=statistics)
+            self.optimizer_step(mini_batch, stage.training.max_tokens_per_micro_batch, term, statistics)
         # Every part of the loss carried the denominators of its own optimizer step.
-        statistics.entries["policy/loss"] = Sum(statistics.result()["policy/loss"] / updates)
+        statistics.entries["policy/loss"] = Sum(statistics.result()["policy/loss"] / stage.updates_per_step)
         return statistics
 
-    @register(Dispatch.DATA_PARALLEL)
-    def update_sft(self, batch: Batch, max_tokens: int) -> Statistics:
-        """One optimizer step on the mean negative log-likelihood of the tokens in response_mask."""
+    @register(METRICS, mesh=TRAIN)
+    def update_sft(self, chosen: list[int]) -> Statistics:
+        """One optimizer step on the mean negative log-likelihood of what the chosen conversations have to teach."""
         self._phase = Phase.STALE
-        statistics = Statistics()
-        term = partial(self._likelihood_loss, denominators=self._denominators(batch), statistics=statistics)
-        self._optimizer_step(batch, max_tokens, term, statistics)
+        batch, statistics = _conversations([self._rows[row] for row in chosen]), Statistics()
+        term = partial(self._likelihood_loss, denominators=self.denominators(batch), statistics=statistics)
+        self.optimizer_step(batch, self._stage.training.max_tokens_per_micro_batch, term, statistics)
+        statistics.add("sft/tokens", Sum(float(batch.tensors["attention_mask"].sum())))
         return statistics
 
-    @register(Dispatch.ALL)
+    @register(ALL)
     def synchronise(self) -> dict[str, float]:
         """Gives the rollout engine the trainer's weights, cast before they go over the wire, and counts up the weight version.
 
@@ -176,8 +197,8 @@ class HybridActor:
 
         def counted() -> Iterator[tuple[str, torch.Tensor]]:
             nonlocal received
-            for name, tensor in self._training.full_weights(self._dtype):
-                received += tensor.numel() * tensor.element_size() * (self._world_size - 1) // self._world_size
+            for name, tensor in self.training.full_weights(self.dtype):
+                received += tensor.numel() * tensor.element_size() * (self.ranks - 1) // self.ranks
                 yield name, tensor
 
         self._rollout.load_weights(counted())
@@ -185,66 +206,95 @@ class HybridActor:
         self._phase = Phase.READY
         return {"seconds": time.perf_counter() - started, "bytes_received": float(received), "version": float(self._weight_version)}
 
-    @register(Dispatch.ALL)
+    @register(ALL)
     def export(self, directory: Path) -> None:
-        """Writes the policy as an ordinary Hugging Face directory in float32, tokenizer included; rank 0 writes."""
-        weights = self._training.full_weights(torch.float32)
-        save_checkpoint(weights, self._training.config, self._tokenizer, directory, writes=self._rank == 0)
+        """Writes the policy as an ordinary Hugging Face directory in float32, adapters merged, tokenizer included; rank 0 writes."""
+        weights = self.training.full_weights(torch.float32)
+        save_checkpoint(weights, self.training.config, self._tokenizer, directory, writes=self.rank == 0)
 
-    @register(Dispatch.ALL)
+    @register(ALL)
+    def load_state(self, directory: Path) -> None:
+        """What `save_state` wrote; the rollout engine then waits for `synchronise`."""
+        super().load_state(directory)
+        self._phase = Phase.STALE
+
+    @register(ALL)
     def peak_memory_gigabytes(self) -> float:
         """Largest resident memory of this process so far; on a GPU, of its device."""
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated() / 2**30
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
-    def _denominators(self, batch: Batch) -> Denominators:
-        """Tokens and sequences of one optimizer step over all ranks."""
-        own = count(batch.tensors["response_mask"])
-        total = torch.tensor([own.tokens, own.sequences])
-        dist.all_reduce(total)
-        return Denominators(tokens=int(total[0]), sequences=int(total[1]))
+    @property
+    def _rl_stage(self) -> RLStageConfig:
+        assert isinstance(self._stage, RLStageConfig), f"a call of an RL stage within a stage of kind {self._stage.kind}"
+        return self._stage
 
-    def _score(self, batch: Batch, temperature: float) -> TokenScores:
-        return self._training.score(batch.tensors["input_ids"].to(self._device), batch.tensors["response_mask"].to(self._device), temperature)
+    def _tell(self, outlet: Outlet, plan: SamplePlan, samples: list[tuple[int, Any]]) -> None:
+        if self.meshes()[ROLLOUT].speaks[self.rank]:
+            for row, sample in samples:
+                outlet.tell(plan.first + row, plan.total, sample)
 
-    def _optimizer_step(self, batch: Batch, max_tokens: int, term: Callable[[Batch], torch.Tensor], statistics: Statistics) -> None:
-        done = self._training.optimizer_step(micro_batches(batch, max_tokens), term)
-        statistics.add("policy/gradient_norm", Maximum(done.gradient_norm))
-        statistics.add("policy/learning_rate", Maximum(done.learning_rate))
-        statistics.add("policy/skipped_steps", Maximum(float(done.skipped)))
-
-    def _policy_loss(self, batch: Batch, loss: LossConfig, denominators: Denominators, temperature: float, statistics: Statistics) -> torch.Tensor:
-        mask = batch.tensors["response_mask"].to(self._device)
+    def _policy_loss(self, batch: Batch, stage: RLStageConfig, denominators: Denominators, statistics: Statistics) -> torch.Tensor:
+        loss, tensors = stage.algorithm.loss, {name: tensor.to(self.device) for name, tensor in batch.tensors.items()}
+        mask = tensors["response_mask"]
         inputs = LossInputs(
-            log_probs=self._score(batch, temperature).log_probs,
-            old_log_probs=batch.tensors["old_log_probs"].to(self._device),
-            rollout_log_probs=batch.tensors["rollout_log_probs"].to(self._device),
-            advantages=batch.tensors["advantages"].to(self._device),
+            log_probs=self.training.score(batch, stage.sampling.temperature).log_probs,
+            old_log_probs=tensors["old_log_probs"],
+            rollout_log_probs=tensors["rollout_log_probs"],
+            advantages=tensors["advantages"],
             mask=mask,
         )
         terms = LOSSES.get(loss.name)(inputs, loss)
-        value = aggregate(terms.per_token, mask, denominators, loss.aggregation, loss.aggregation_constant_tokens)
+        value = _aggregated(terms.per_token, mask, denominators, loss)
         statistics.update(terms.statistics)
+        penalty = stage.algorithm.kl
+        if penalty is not None and penalty.place == "loss":
+            distance = kl(penalty.estimator, inputs.log_probs, tensors["reference_log_probs"], mask)
+            value = value + penalty.coefficient * _aggregated(distance, mask, denominators, loss)
+            statistics.add("policy/kl_reference", Mean(float(distance.detach().sum()), float(mask.sum())))
         statistics.add("policy/loss", Sum(float(value.detach())))
         return value
 
     def _likelihood_loss(self, batch: Batch, denominators: Denominators, statistics: Statistics) -> torch.Tensor:
-        mask = batch.tensors["response_mask"].to(self._device)
-        value = aggregate(-self._score(batch, 1.0).log_probs, mask, denominators, "token_mean", None)
+        mask = batch.tensors["response_mask"].to(self.device)
+        value = aggregate(-self.training.score(batch, 1.0).log_probs, mask, denominators, "token_mean", None)
         statistics.add("sft/loss", Sum(float(value.detach())))
         return value
 
 
+def _aggregated(per_token: torch.Tensor, mask: torch.Tensor, denominators: Denominators, loss: LossConfig) -> torch.Tensor:
+    return aggregate(per_token, mask, denominators, loss.aggregation, loss.aggregation_constant_tokens)
+
+
+def _token_tensors(prompts: Sequence[list[int]], responses: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Token columns [B, T] of prompts and what was drawn to them."""
+    rows = [torch.tensor([*prompt, *response.tokens]) for prompt, response in zip(prompts, responses, strict=True)]
+    log_probs = [torch.tensor([0.0] * len(prompt) + response.log_probs) for prompt, response in zip(prompts, responses, strict=True)]
+    input_ids = _padded(rows, torch.int64)
+    position = torch.arange(input_ids.shape[1])
+    attention_mask = position < torch.tensor([len(row) for row in rows]).unsqueeze(1)
+    return {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "response_mask": attention_mask & (position >= torch.tensor([len(prompt) for prompt in prompts]).unsqueeze(1)),
+        "rollout_log_probs": _padded(log_probs, torch.float32),
+    }
+
+
+def _conversations(rows: Sequence[tuple[list[int], list[bool]]]) -> Batch:
+    """Token columns [B, T] of conversations."""
+    input_ids = _padded([torch.tensor(ids) for ids, _ in rows], torch.int64)
+    lengths = torch.tensor([len(ids) for ids, _ in rows]).unsqueeze(1)
+    return Batch(
+        tensors={
+            "input_ids": input_ids,
+            "attention_mask": torch.arange(input_ids.shape[1]) < lengths,
+            "response_mask": _padded([torch.tensor(mask) for _, mask in rows], torch.bool),
+        },
+    )
+
+
 def _padded(rows: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """[B, T], padded on the right; a rank has no row where there are fewer requests than ranks."""
+    """[B, T], padded on the right; a rank has no row where there are fewer rows than ranks."""
     return pad_sequence(rows, batch_first=True) if rows else torch.zeros((0, 0), dtype=dtype)
-
-
-def _log_to(path: Path) -> None:
-    """Sends everything that this process prints, libraries written in C included, to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(descriptor, stream.fileno())

@@ -1,0 +1,195 @@
+"""The Ray actor that stands for one process of a pool: it holds one worker of each role that sits there, and runs their methods."""
+
+import os
+import pickle
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from engine.batch import Batch, aligned, join
+from engine.control.dispatch import Share, rows_of
+from engine.control.future import Parts
+from engine.control.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class FromWorkers:
+    """An argument that lies in workers: which share of which results the worker is to fetch."""
+
+    parts: tuple[Parts, ...]
+    """One, or several whose columns are joined."""
+    reports: tuple[tuple[int, ...], ...]
+    """For each of `parts`, where among the call's reports those of its parts stand."""
+    operations: tuple[int, ...]
+    """Numbers of the operations that made them."""
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """What one call asks of a host, beside its arguments."""
+
+    role: str
+    operator: str
+    keywords: tuple[str, ...]
+    """Names of the last so many arguments."""
+    reports: int
+    """So many of the call's values are reports of earlier calls; they come first."""
+    keep: Path | None
+    """Where arguments and result are to be kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the controller is told of a call: little enough that nobody minds that it passes through there."""
+
+    rows: int | None
+    """Of the result; None where it has no rows."""
+    bytes_out: int
+    bytes_in: Mapping[int, int]
+    """Bytes that were taken of each operation's result."""
+    started: float
+    """Unix time, seconds; after the arguments were there."""
+    ended: float
+    process: int
+    node: str
+    aside: tuple["Aside", ...] = ()
+    """What the role did in its second thread since its last report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A call that came from another worker, not from the controller."""
+
+    operator: str
+    bytes_in: int
+    started: float
+    ended: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A call as it was kept on the disk."""
+
+    invocation: Invocation
+    arguments: tuple[Any, ...]
+    result: Any
+
+
+@dataclass
+class _Role:
+    worker: Any
+    asides: list[Aside] = field(default_factory=list)
+    lock: Any = field(default_factory=threading.Lock)
+
+
+class WorkerHost:
+    """One process. Calls of one thread run in the order in which they come; those marked `beside` run in a second thread."""
+
+    def __init__(self, log: Path | None) -> None:
+        if log is not None:
+            _log_to(log)
+        self._roles: dict[str, _Role] = {}
+        self._node = ray.util.get_node_ip_address()
+
+    def free_address(self) -> tuple[str, int]:
+        """This node's address and a port that is free on it, for the ranks to meet at."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return self._node, probe.getsockname()[1]
+
+    def connect(self, address: tuple[str, int], rank: int, ranks: int, device: str, timeout_seconds: float) -> None:
+        """Joins the process group of the pool's ranks: gloo, and NCCL beside it on GPUs."""
+        import torch.distributed as dist
+
+        host, port = address
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0", "MASTER_ADDR": host, "MASTER_PORT": str(port)}
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=timedelta(seconds=timeout_seconds))
+
+    def add(self, role: str, worker_class: type, arguments: Mapping[str, Any]) -> Mapping[str, Mesh]:
+        """Makes this process's worker of a role. Returns the meshes that it names beside `data`."""
+        worker = worker_class(**arguments)
+        self._roles[role] = _Role(worker)
+        return worker.meshes() if hasattr(worker, "meshes") else {}
+
+    @ray.method(num_returns=2)
+    def call(self, invocation: Invocation, *values: Any) -> tuple[Any, Report]:
+        """Runs a method. `values` are `invocation.reports` reports, then the arguments. Returns the result and the report."""
+        role = self._roles[invocation.role]
+        reports, given = values[: invocation.reports], values[invocation.reports :]
+        taken: dict[int, int] = {}
+        arguments = tuple(self._argument(value, reports, taken) for value in given)
+        started = time.time()
+        result = _run(role.worker, invocation, arguments)
+        ended = time.time()
+        if invocation.keep is not None:
+            keep(Kept(invocation, arguments, result), invocation.keep)
+        with role.lock:
+            asides, role.asides = tuple(role.asides), []
+        report = Report(rows_of(result), size_of(result), taken, started, ended, os.getpid(), self._node, asides)
+        return result, report
+
+    @ray.method(num_returns=2, concurrency_group="beside")
+    def call_beside(self, invocation: Invocation, *values: Any) -> tuple[Any, Report]:
+        """As `call`, in the second thread."""
+        return self.call(invocation, *values)
+
+    @ray.method(num_returns=0, concurrency_group="beside")
+    def tell(self, role: str, operator: str, value: Any) -> None:
+        """A message from another worker: nobody waits for it, and a later call of the role does what is left undone."""
+        started = time.time()
+        getattr(self._roles[role].worker, operator)(value)
+        with self._roles[role].lock:
+            self._roles[role].asides.append(Aside(operator, size_of(value), started, time.time()))
+
+    def replay(self, path: Path) -> tuple[Any, Any]:
+        """Runs a kept call once more on the worker as it is now. Returns the kept result and the new one."""
+        kept: Kept = pickle.loads(path.read_bytes())
+        return kept.result, _run(self._roles[kept.invocation.role].worker, kept.invocation, kept.arguments)
+
+    def _argument(self, value: Any, reports: Sequence[Report], taken: dict[int, int]) -> Any:
+        if not isinstance(value, FromWorkers):
+            return value
+        columns = []
+        for parts, positions, operation in zip(value.parts, value.reports, value.operations, strict=True):
+            columns.append(parts.share([reports[position].rows for position in positions], value.share))
+            taken[operation] = taken.get(operation, 0) + size_of(columns[-1])
+        return columns[0] if len(columns) == 1 else join(*aligned(columns))
+
+
+def _run(worker: Any, invocation: Invocation, arguments: Sequence[Any]) -> Any:
+    positional = len(arguments) - len(invocation.keywords)
+    named = dict(zip(invocation.keywords, arguments[positional:], strict=True))
+    return getattr(worker, invocation.operator)(*arguments[:positional], **named)
+
+
+def size_of(value: Any) -> int:
+    """Bytes of a value on its way: tensors as they are, everything else pickled."""
+    if isinstance(value, Batch):
+        return value.nbytes + (len(pickle.dumps((value.objects, value.meta), protocol=5)) if value.objects or value.meta else 0)
+    return len(ray.cloudpickle.dumps(value, protocol=5))
+
+
+def keep(call: Kept, path: Path) -> None:
+    """Writes a call whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_bytes(ray.cloudpickle.dumps(call, protocol=5))
+    beside.replace(path)
+
+
+def _log_to(path: Path) -> None:
+    """Sends everything that this process prints, libraries written in C included, to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(descriptor, stream.fileno())

@@ -1,0 +1,165 @@
+"""What every role shares, and what a role of one's own is built on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from engine.algorithms.aggregation import Denominators, count
+from engine.batch import Batch
+from engine.config import EngineConfig, OptimizerConfig, RLStageConfig, SFTStageConfig
+from engine.control.dispatch import ALL, DATA_PARALLEL, register
+from engine.control.mesh import Mesh
+from engine.metrics import Maximum, Statistics
+from engine.prompts import Prompt
+from engine.rollout.plan import PromptSet
+from engine.training.backend import Head, TrainingBackend
+from engine.training.micro_batches import micro_batches
+from engine.training.registry import BACKENDS
+
+StageConfig = SFTStageConfig | RLStageConfig
+
+TRAIN = "train"
+"""The mesh over which a trained role divides its data."""
+
+
+class Worker:
+    """One rank of a role.
+
+    Args:
+        config: the engine's; its digest is confirmed to the controller.
+        model_directory: the first weights and the tokenizer.
+        device: `cpu` or `cuda`.
+        dtype: name of the type that models compute in.
+        rank, ranks: this process's place in its pool.
+    """
+
+    def __init__(self, config: EngineConfig, model_directory: Path, device: str, dtype: str, rank: int, ranks: int) -> None:
+        self.config = config
+        self.model_directory = model_directory
+        self.device = torch.device(device)
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.rank, self.ranks = rank, ranks
+        self.prompt_sets: dict[str, PromptSet] = {}
+
+    def meshes(self) -> Mapping[str, Mesh]:
+        """Meshes that the methods of the class name in `register`, beside `data`."""
+        return {}
+
+    @register(ALL)
+    def configuration(self) -> str:
+        """Digest of the configuration that this rank was given."""
+        return self.config.digest()
+
+    @register(ALL)
+    def load_prompts(self, name: str, prompts: Sequence[Prompt]) -> None:
+        """Keeps prompts under a name: a rollout's meta `prompt_set` says which, and its column `prompt` where in it."""
+        self.prompt_sets[name] = PromptSet(prompts)
+
+    @register(ALL)
+    def save_state(self, directory: Path) -> None:
+        """Writes what this rank's next calls depend on, for `almanac replay`; nothing where they depend on their arguments alone."""
+
+    @register(ALL)
+    def load_state(self, directory: Path) -> None:
+        """Takes what `save_state` wrote."""
+
+    def prompts_of(self, rollout: Batch) -> list[Prompt]:
+        """The prompt of each row of a rollout."""
+        prompts = self.prompt_sets[rollout.meta["prompt_set"]].prompts
+        return [prompts[position] for position in rollout.tensors["prompt"].tolist()]
+
+
+class Annotator(Worker):
+    """A role that looks at every rollout and adds columns to it. A new one is a subclass with a method `annotate`.
+
+    Its constructor takes what `Worker` takes, and the `parameters` of its configuration as keywords.
+    """
+
+    def __init__(self, name: str, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.name = name
+
+    def annotate(self, rollout: Batch) -> Batch:
+        """Columns for these rows. `score` [B] is what `reward_weight` multiplies; the others reach estimators as `AdvantageInputs.columns`."""
+        raise NotImplementedError(f"{type(self).__name__} has no method annotate(rollout)")
+
+    @register(DATA_PARALLEL)
+    def annotations(self, rollout: Batch) -> Batch:
+        """The columns of `annotate`, as `NAME/COLUMN`."""
+        columns = self.annotate(rollout).tensors
+        return Batch(tensors={f"{self.name}/{column}": tensor for column, tensor in columns.items()})
+
+
+class TrainedWorker(Worker):
+    """A role with a model on the training backend, whose rows are divided over the mesh `train`."""
+
+    prefix: str
+    """Of its metrics."""
+
+    def __init__(self, config: EngineConfig, model_directory: Path, device: str, dtype: str, rank: int, ranks: int, head: Head = "policy") -> None:
+        super().__init__(config, model_directory, device, dtype, rank, ranks)
+        self._backend_class = BACKENDS.get(config.training.backend)
+        # A critic is trained whole: there is no base that it should stay close to.
+        settings = config.training if head == "policy" else config.training.model_copy(update={"lora": None})
+        self.training: TrainingBackend = self._backend_class(model_directory, head, settings, self.dtype, self.device)
+
+    def meshes(self) -> Mapping[str, Mesh]:
+        """`train`, as the training backend divides its data."""
+        return {TRAIN: self._backend_class.mesh(self.config.training, self.ranks)}
+
+    @register(ALL)
+    def save_state(self, directory: Path) -> None:
+        """Weights and optimizer, this rank's shards."""
+        directory.mkdir(parents=True, exist_ok=True)
+        torch.save(self.training.state(), self._state_file(directory))
+
+    @register(ALL)
+    def load_state(self, directory: Path) -> None:
+        """What `save_state` wrote. ValueError names the file where it is missing."""
+        file = self._state_file(directory)
+        if not file.is_file():
+            raise ValueError(f"{file} does not exist: that step was kept without the state of this rank")
+        self.training.load_state(torch.load(file, weights_only=False))
+
+    def start_optimizer(self, config: OptimizerConfig, total_steps: int) -> None:
+        """A fresh optimizer, as every stage begins with."""
+        self.training.reset_optimizer(config, total_steps)
+
+    def passes(self, batch: Batch, max_tokens: int) -> list[Batch]:
+        """Rows in forward passes of at most `max_tokens`; every rank makes as many. A collective."""
+        return micro_batches(batch, max_tokens, padded=not self.config.training.pack_sequences, group=self.training.data_group)
+
+    def over_rows(self, batch: Batch, max_tokens: int, compute: Callable[[Batch], Mapping[str, torch.Tensor]]) -> Batch:
+        """Tensors [B, T] on the CPU, computed pass by pass without gradient, each in the row that it belongs to."""
+        shape = batch.tensors["input_ids"].shape
+        found: dict[str, torch.Tensor] = {}
+        numbered = batch.select(["input_ids", "attention_mask", "response_mask"]).with_tensors(row=torch.arange(shape[0]))
+        with torch.no_grad():
+            for part in self.passes(numbered, max_tokens):
+                mask, row = part.tensors["response_mask"], part.tensors["row"]
+                for name, tensor in compute(part).items():
+                    whole = found.setdefault(name, torch.zeros(shape))
+                    # A part that only fills up has no response token, and must not overwrite the row that it claims.
+                    rows = mask.any(dim=1)
+                    whole[row[rows], : mask.shape[1]] = tensor.cpu().float()[rows]
+        return Batch(tensors=found)
+
+    def denominators(self, batch: Batch) -> Denominators:
+        """Tokens and sequences of one optimizer step over all ranks. A collective."""
+        own = count(batch.tensors["response_mask"])
+        total = torch.tensor([own.tokens, own.sequences])
+        dist.all_reduce(total, group=self.training.data_group)
+        return Denominators(tokens=int(total[0]), sequences=int(total[1]))
+
+    def optimizer_step(self, batch: Batch, max_tokens: int, term: Callable[[Batch], torch.Tensor], statistics: Statistics) -> None:
+        """One update by the sum of `term` over all passes of all ranks. A collective."""
+        done = self.training.optimizer_step(self.passes(batch, max_tokens), term)
+        statistics.add(f"{self.prefix}/gradient_norm", Maximum(done.gradient_norm))
+        statistics.add(f"{self.prefix}/learning_rate", Maximum(done.learning_rate))
+        statistics.add(f"{self.prefix}/skipped_steps", Maximum(float(done.skipped)))
+
+    def _state_file(self, directory: Path) -> Path:
+        return directory / f"{type(self).__name__}.{self.rank}.pt"

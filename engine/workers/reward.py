@@ -1,0 +1,61 @@
+"""The rewards: functions of a response and its ground truth, run beside whatever their process does."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.batch import Batch
+from engine.config import RewardConfig
+from engine.control.dispatch import ALL, DATA_PARALLEL, RANK_ZERO, register
+from engine.prompts import Prompt
+from engine.rewards.scoring import score
+from engine.workers.base import Worker
+
+Finished = tuple[str, int, str]
+"""Prompt set, position in it, response: what a score is a function of."""
+
+
+class RewardWorker(Worker):
+    """One rank of the reward functions. Uses neither a device nor collectives."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._reward = RewardConfig()
+        self._ahead: dict[Finished, float] = {}
+
+    @register(ALL, beside=True)
+    def use(self, config: RewardConfig) -> None:
+        """How to score from now on."""
+        self._reward = config
+        self._ahead.clear()
+
+    def score_ahead(self, finished: list[Finished]) -> None:
+        """Scores responses of a rollout that still goes on; `score` then finds them done."""
+        for sample in finished:
+            if sample not in self._ahead:
+                prompt_set, position, response = sample
+                (self._ahead[sample],) = self._score([response], [self.prompt_sets[prompt_set].prompts[position]])
+
+    @register(DATA_PARALLEL, beside=True)
+    def score(self, rollout: Batch) -> Batch:
+        """The score of each response, as the tensor reward [B] float32. Raises what the reward function raises, naming reward and prompt."""
+        name, prompts, responses = rollout.meta["prompt_set"], self.prompts_of(rollout), rollout.objects["response"]
+        keys = [(name, position, response) for position, response in zip(rollout.tensors["prompt"].tolist(), responses, strict=True)]
+        scores = [self._ahead[key] if key in self._ahead else self._score([key[2]], [prompt])[0] for key, prompt in zip(keys, prompts, strict=True)]
+        self._ahead.clear()
+        return Batch(tensors={"reward": torch.tensor(scores, dtype=torch.float32)})
+
+    @register(RANK_ZERO, beside=True)
+    def combine(self, scores: Batch, weights: Mapping[str, float], shuffle_seed: tuple[int, ...] | None) -> Batch:
+        """The step's rewards: the functions' scores plus each annotator's score by its weight; for a control arm dealt out at random."""
+        total = scores.tensors["reward"].double()
+        for annotator, weight in weights.items():
+            total = total + weight * scores.tensors[f"{annotator}/score"].double()
+        if shuffle_seed is not None:
+            total = total[torch.from_numpy(np.random.default_rng(shuffle_seed).permutation(len(total)))]
+        return Batch(tensors={"reward": total.float()})
+
+    def _score(self, responses: list[str], prompts: list[Prompt]) -> list[float]:
+        return score(self._reward, responses, prompts)
