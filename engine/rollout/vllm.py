@@ -1,75 +1,19 @@
-"""Generation with vLLM in the process that trains."""
+"""Generation with vLLM in the process that trains. Only an engine imports vLLM: seconds and a gigabyte, which a controller can do without."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from vllm import LLM, SamplingParams
-from vllm.config import WeightTransferConfig
-from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
-from vllm.sampling_params import RequestOutputKind
 
 from engine.config import RolloutConfig
 from engine.control.mesh import Mesh
 from engine.rollout.backend import Request, Response
 from engine.rollout.stop import StopTexts
 
-
-@dataclass
-class NothingToAgree(WeightTransferInitInfo):
-    """Trainer and engine share a process: there is no rendezvous."""
-
-
-@dataclass
-class InProcessWeights(WeightTransferUpdateInfo):
-    """Tensors by checkpoint name, whole, in the engine's dtype."""
-
-    weights: Iterable[tuple[str, torch.Tensor]] = field(default_factory=list)
-
-
-class InProcessTransfer(WeightTransferEngine[NothingToAgree, InProcessWeights]):
-    """vLLM's weight-transfer interface for a trainer in the same process: the tensors are handed over as they are."""
-
-    init_info_cls = NothingToAgree
-    update_info_cls = InProcessWeights
-
-    def init_transfer_engine(self, init_info: NothingToAgree) -> None:
-        """Nothing to set up."""
-
-    def start_weight_update(self) -> None:
-        """Gives the layers their loaders back, which vLLM drops after start-up."""
-        initialize_layerwise_reload(self.model)
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As the base class, which also synchronises an accelerator: there may be none."""
-        self.receive_weights(self.parse_update_info(update_info))
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()
-
-    def receive_weights(self, update_info: InProcessWeights) -> None:
-        """Runs the model's own loaders, which cut and fuse as the layers want it."""
-        self.model.load_weights(update_info.weights)
-
-    def finish_weight_update(self) -> None:
-        """Packs the layers for their kernels again."""
-        finalize_layerwise_reload(self.model, self.model_config)
-        if self.device.type == "cpu" and getattr(self.model.config, "tie_word_embeddings", False):
-            # Linear layers are packed for oneDNN at load. The tied head is not packed again by the reload and would go on
-            # answering with the old weights, without a warning.
-            from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-
-            dispatch_cpu_unquantized_gemm(self.model.lm_head, remove_weight=False)
-
-    def shutdown(self) -> None:
-        """Nothing to release."""
-
-
-WeightTransferEngineFactory.register_engine("in_process", InProcessTransfer)
+MIN_TEMPERATURE = 0.01
+"""vLLM quietly raises lower ones to this."""
 
 
 class VLLMBackend:
@@ -79,6 +23,11 @@ class VLLMBackend:
     def __init__(
         self, model_directory: Path, config: RolloutConfig, dtype: torch.dtype, device: torch.device, max_context_tokens: int, tokenizer: Any
     ) -> None:
+        from vllm import LLM
+        from vllm.config import WeightTransferConfig
+
+        import engine.rollout.weight_transfer  # noqa: F401  registers what is named below
+
         self._tokenizer = tokenizer
         self._names = map(str, itertools.count())
         self._llm = LLM(
@@ -112,7 +61,8 @@ class VLLMBackend:
         """See `RolloutBackend`. Every request has a random stream of its own, so neither batching nor ranks change a response.
 
         Closing the iterator aborts what is unfinished; ranks that share an engine must then close it after the same response.
-        Raises `RuntimeError` while another stream of this engine is open.
+        Raises `RuntimeError` while another stream of this engine is open; `ValueError` when a prompt leaves no room for a response, or a
+        temperature is too low for vLLM.
         """
         engine = self._llm.llm_engine
         if engine.has_unfinished_requests():
@@ -148,7 +98,10 @@ class VLLMBackend:
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache after a synchronisation: blocks of the old weights would be reused")
 
-    def _parameters(self, request: Request) -> SamplingParams:
+    def _parameters(self, request: Request) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
         sampling = request.sampling
         common = {
             "max_tokens": request.max_tokens,
@@ -160,6 +113,11 @@ class VLLMBackend:
         }
         if sampling is None:
             return SamplingParams(temperature=0.0, **common)
+        if sampling.temperature < MIN_TEMPERATURE:
+            raise ValueError(
+                f"sampling.temperature: vLLM would draw at {MIN_TEMPERATURE} in place of {sampling.temperature}; "
+                "choose at least that, or top_k=1 for the likeliest token"
+            )
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
