@@ -1,90 +1,47 @@
-"""Generation with vLLM in the process that trains. What vLLM reads from the environment is set in `engine.trainer.session`."""
+"""Generation with vLLM in the process that trains. Only an engine imports vLLM: seconds and a gigabyte, which a controller can do without."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from vllm import LLM, SamplingParams
-from vllm.config import WeightTransferConfig
-from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
 from engine.config import RolloutConfig
+from engine.control.mesh import Mesh
 from engine.rollout.backend import Request, Response
+from engine.rollout.stop import StopTexts
 
-
-@dataclass
-class NothingToAgree(WeightTransferInitInfo):
-    """Trainer and engine share a process: there is no rendezvous."""
-
-
-@dataclass
-class InProcessWeights(WeightTransferUpdateInfo):
-    """Tensors by checkpoint name, whole, in the engine's dtype."""
-
-    weights: Iterable[tuple[str, torch.Tensor]] = field(default_factory=list)
-
-
-class InProcessTransfer(WeightTransferEngine[NothingToAgree, InProcessWeights]):
-    """vLLM's weight-transfer interface for a trainer in the same process: the tensors are handed over as they are."""
-
-    init_info_cls = NothingToAgree
-    update_info_cls = InProcessWeights
-
-    def init_transfer_engine(self, init_info: NothingToAgree) -> None:
-        """Nothing to set up."""
-
-    def start_weight_update(self) -> None:
-        """Gives the layers their loaders back, which vLLM drops after start-up."""
-        initialize_layerwise_reload(self.model)
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As the base class, which also synchronises an accelerator: there may be none."""
-        self.receive_weights(self.parse_update_info(update_info))
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()
-
-    def receive_weights(self, update_info: InProcessWeights) -> None:
-        """Runs the model's own loaders, which cut and fuse as the layers want it."""
-        self.model.load_weights(update_info.weights)
-
-    def finish_weight_update(self) -> None:
-        """Packs the layers for their kernels again."""
-        finalize_layerwise_reload(self.model, self.model_config)
-        if self.device.type == "cpu" and getattr(self.model.config, "tie_word_embeddings", False):
-            # Linear layers are packed for oneDNN at load. The tied head is not packed again by the reload and would go on
-            # answering with the old weights, without a warning.
-            from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
-
-            dispatch_cpu_unquantized_gemm(self.model.lm_head, remove_weight=False)
-
-    def shutdown(self) -> None:
-        """Nothing to release."""
-
-
-WeightTransferEngineFactory.register_engine("in_process", InProcessTransfer)
+MIN_TEMPERATURE = 0.01
+"""vLLM quietly raises lower ones to this."""
 
 
 class VLLMBackend:
-    """One vLLM engine for this rank, tensor parallel 1, on the rank's own device."""
+    """One vLLM engine for each `tensor_parallel_ranks` consecutive ranks, which run it in lockstep: every rank has a scheduler of its own, and
+    equal requests in equal order lead to equal steps. What vLLM reads from the environment is set by who starts the process."""
 
-    def __init__(self, model_directory: Path, config: RolloutConfig, dtype: torch.dtype, max_context_tokens: int, stop_token: int) -> None:
-        self._stop_token = stop_token
-        self._engine = LLM(
+    def __init__(
+        self, model_directory: Path, config: RolloutConfig, dtype: torch.dtype, device: torch.device, max_context_tokens: int, tokenizer: Any
+    ) -> None:
+        from vllm import LLM
+        from vllm.config import WeightTransferConfig
+
+        import engine.rollout.weight_transfer  # noqa: F401  registers what is named below
+
+        self._tokenizer = tokenizer
+        self._names = map(str, itertools.count())
+        self._llm = LLM(
             model=str(model_directory),
             skip_tokenizer_init=True,
             dtype=str(dtype).removeprefix("torch."),
             max_model_len=max_context_tokens,
             max_num_seqs=config.max_concurrent_samples,
-            **_memory(config),
+            **_memory(config, device),
             enforce_eager=True,
             enable_prefix_caching=True,
-            # Ranks of the trainer's process group, each an engine of its own.
+            # Ranks of the trainer's process group.
             distributed_executor_backend="external_launcher",
-            tensor_parallel_size=1,
+            tensor_parallel_size=config.tensor_parallel_ranks,
             # Log-probs of the distribution that tokens are drawn from, temperature applied.
             logprobs_mode="processed_logprobs",
             weight_transfer_config=WeightTransferConfig(backend="in_process"),
@@ -92,49 +49,97 @@ class VLLMBackend:
             seed=0,
         )
 
-    def generate(self, requests: Sequence[Request]) -> list[Response]:
-        """See `RolloutBackend`. Every request has a random stream of its own, so neither batching nor ranks change a response."""
-        outputs = self._engine.generate(
-            [{"prompt_token_ids": list(request.prompt_tokens)} for request in requests],
-            [self._parameters(request) for request in requests],
-            use_tqdm=False,
-        )
-        return [_response(output.outputs[0]) for output in outputs]
+    @classmethod
+    def mesh(cls, config: RolloutConfig, ranks: int) -> Mesh:
+        """See `RolloutBackend`."""
+        try:
+            return Mesh.grouped(ranks, config.tensor_parallel_ranks)
+        except ValueError as error:
+            raise ValueError(f"rollout.tensor_parallel_ranks: {error}") from error
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[tuple[int, Response]]:
+        """See `RolloutBackend`. Every request has a random stream of its own, so neither batching nor ranks change a response.
+
+        Closing the iterator aborts what is unfinished; ranks that share an engine must then close it after the same response.
+        Raises `RuntimeError` while another stream of this engine is open; `ValueError` when a prompt leaves no room for a response, or a
+        temperature is too low for vLLM.
+        """
+        engine = self._llm.llm_engine
+        if engine.has_unfinished_requests():
+            raise RuntimeError("the rollout engine still works on an earlier stream; exhaust or close that one first")
+        unfinished: dict[str, tuple[int, StopTexts | None]] = {}
+        try:
+            for position, request in enumerate(requests):
+                name = next(self._names)
+                stop = request.sampling.stop if request.sampling else []
+                unfinished[name] = position, StopTexts(self._tokenizer, stop) if stop else None
+                engine.add_request(name, {"prompt_token_ids": list(request.prompt_tokens)}, self._parameters(request))
+            while unfinished:
+                for output in engine.step():
+                    position, texts = unfinished[output.request_id]
+                    response = _response(output, texts)
+                    if response is None:
+                        continue
+                    if not output.finished:
+                        engine.abort_request([output.request_id])
+                    del unfinished[output.request_id]
+                    yield position, response
+        finally:
+            # One by one: vLLM frees the cache blocks of several in the order of a set, which differs between the ranks of an engine; sooner
+            # or later they would find different prefixes in their caches and no longer step alike.
+            for name in unfinished:
+                engine.abort_request([name])
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """See `RolloutBackend`."""
-        self._engine.start_weight_update()
-        self._engine.update_weights({"update_info": {"weights": weights}})
-        self._engine.finish_weight_update()
-        if not self._engine.reset_prefix_cache():
+        self._llm.start_weight_update()
+        self._llm.update_weights({"update_info": {"weights": weights}})
+        self._llm.finish_weight_update()
+        if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache after a synchronisation: blocks of the old weights would be reused")
 
-    def _parameters(self, request: Request) -> SamplingParams:
+    def _parameters(self, request: Request) -> Any:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = request.sampling
         common = {
             "max_tokens": request.max_tokens,
             "logprobs": 0,
-            "stop_token_ids": [self._stop_token],
+            "stop_token_ids": [self._tokenizer.eos_token_id],
             "detokenize": False,
             "flat_logprobs": True,
+            "output_kind": RequestOutputKind.CUMULATIVE if sampling and sampling.stop else RequestOutputKind.FINAL_ONLY,
         }
-        if request.sampling is None:
+        if sampling is None:
             return SamplingParams(temperature=0.0, **common)
+        if sampling.temperature < MIN_TEMPERATURE:
+            raise ValueError(
+                f"sampling.temperature: vLLM would draw at {MIN_TEMPERATURE} in place of {sampling.temperature}; "
+                "choose at least that, or top_k=1 for the likeliest token"
+            )
         return SamplingParams(
-            temperature=request.sampling.temperature,
-            top_p=request.sampling.top_p,
-            top_k=request.sampling.top_k,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
             seed=request.seed,
             **common,
         )
 
 
-def _memory(config: RolloutConfig) -> dict[str, float]:
+def _memory(config: RolloutConfig, device: torch.device) -> dict[str, float]:
     """What bounds the engine's memory: a share of the GPU, or so many bytes of cache on a CPU."""
-    if torch.cuda.is_available():
+    if device.type == "cuda":
         return {"gpu_memory_utilization": config.gpu_memory_fraction}
     return {"kv_cache_memory_bytes": int(config.kv_cache_gigabytes * 2**30)}
 
 
-def _response(output: Any) -> Response:
-    log_probs = [next(iter(position.values())).logprob for position in output.logprobs]
-    return Response(tokens=list(output.token_ids), log_probs=log_probs, finished=output.finish_reason == "stop")
+def _response(output: Any, texts: StopTexts | None) -> Response | None:
+    """None while it goes on. With stop texts every step's output comes here, and its last token is new; without, only the last output."""
+    drawn = output.outputs[0]
+    stopped = texts is not None and texts.complete(drawn.token_ids[-1])
+    if not (output.finished or stopped):
+        return None
+    log_probs = [next(iter(position.values())).logprob for position in drawn.logprobs]
+    return Response(tokens=list(drawn.token_ids), log_probs=log_probs, finished=stopped or drawn.finish_reason == "stop")
