@@ -14,7 +14,7 @@ import torch
 
 import engine.trainer.session as session_module
 from engine.config import EngineConfig
-from engine.control.dispatch import Dispatch, register
+from engine.control.dispatch import ALL, register
 from engine.trainer.session import Session
 from engine.workers.actor import HybridActor
 
@@ -23,14 +23,14 @@ ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class ProbedActor(HybridActor):
-    @register(Dispatch.ALL)
+    @register(ALL)
     def apply(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(self, *arguments)
 
 
 @contextmanager
-def open_probed(config: EngineConfig, model_directory: Path, log_directory: Path) -> Iterator[Session]:
-    with patch.object(session_module, "HybridActor", ProbedActor), Session.open(config, model_directory, log_directory) as session:
+def open_probed(config: EngineConfig, model_directory: Path, directory: Path) -> Iterator[Session]:
+    with patch.object(session_module, "HybridActor", ProbedActor), Session.open(config, model_directory, directory) as session:
         yield session
 
 
@@ -55,8 +55,8 @@ def restore(actor: Any) -> None:
 
 
 def die_at_the_next_update(actor: Any, rank: int) -> None:
-    if actor._rank == rank:
-        actor._training.optimizer_step = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    if actor.rank == rank:
+        actor.training.optimizer_step = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 
 def forget_to_pack_the_head(actor: Any) -> None:
@@ -76,25 +76,24 @@ def pack_the_head_again(actor: Any) -> None:
 
 
 def forget_the_temperature(actor: Any) -> None:
-    score = type(actor._training).score
-    actor._training.score = lambda input_ids, mask, temperature: score(actor._training, input_ids, mask, 1.0)
+    score = type(actor.training).score
+    actor.training.score = lambda batch, temperature: score(actor.training, batch, 1.0)
 
 
 def heed_the_temperature_again(actor: Any) -> None:
-    del actor._training.score
+    del actor.training.score
 
 
 def keep_the_prefix_cache(actor: Any) -> None:
-    actor._rollout._engine.reset_prefix_cache = lambda: True
+    actor._rollout._llm.reset_prefix_cache = lambda: True
 
 
 def reset_the_prefix_cache_again(actor: Any) -> None:
-    del actor._rollout._engine.reset_prefix_cache
+    del actor._rollout._llm.reset_prefix_cache
 
 
 def _parameters(actor: Any) -> list[tuple[str, torch.nn.Parameter]]:
-    actor._training.model.reshard()
-    return list(actor._training.model.named_parameters())
+    return list(actor.training._parameters().items())
 
 
 def _local(parameter: Any) -> torch.Tensor:
@@ -102,7 +101,7 @@ def _local(parameter: Any) -> torch.Tensor:
 
 
 def _full_weights(actor: Any) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() for name, tensor in actor._training.full_weights(torch.float32)}
+    return {name: tensor.clone() for name, tensor in actor.training.full_weights(torch.float32)}
 
 
 def _process_id(actor: Any) -> int:

@@ -1,6 +1,6 @@
 """Two engines, one set of weights: what the rollout draws is what the trainer would have drawn, after every synchronisation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from toy import CONVERSATIONS, SFT, prompt
 from transformers import AutoModelForCausalLM
 
 from engine.batch import Batch
-from engine.config import AlgorithmConfig, OptimizerConfig, RLStageConfig, SamplingConfig, TrainingConfig
+from engine.config import OptimizerConfig, RLStageConfig, SamplingConfig, StageTrainingConfig
 from engine.control.deadline import WorkerError
-from engine.rollout.backend import Request
+from engine.control.future import join
+from engine.rollout.plan import SamplePlan
 from engine.tokenizer import render_prompt
 from engine.trainer.session import Session
 from engine.trainer.sft import train_sft
@@ -34,41 +35,51 @@ WARM = SamplingConfig(temperature=1.0)
 COOL = SamplingConfig(temperature=0.7)
 
 
-def requests(session: Session, sampling: SamplingConfig | None, max_tokens: int = 16, repeat: int = 2) -> list[Request]:
-    """Questions of different lengths, some of which the model has not seen."""
-    questions = [f"{a}+{b}" + "+1" * (a % 3) for a in range(5) for b in range(2)]
-    return [
-        Request(
-            prompt_tokens=render_prompt(session.tokenizer, prompt(question).messages), seed=1000 * k + i, sampling=sampling, max_tokens=max_tokens
-        )
-        for i, question in enumerate(questions)
-        for k in range(repeat)
-    ]
+QUESTIONS = [prompt(f"{a}+{b}" + "+1" * (a % 3), 2 * a + b) for a in range(5) for b in range(2)]
+"""Of different lengths, some of which the model has not seen."""
+# Longer than a block of the key-value cache, which is what prefixes are cached by (128 tokens on a CPU).
+LONG = [prompt("+".join("123456789" * 9))]
 
 
-def long_requests(session: Session) -> list[Request]:
-    """Longer than a block of the key-value cache, which is what prefixes are cached by (128 tokens on a CPU)."""
-    question = "+".join("123456789" * 9)
-    tokens = render_prompt(session.tokenizer, prompt(question).messages)
-    assert len(tokens) > 128
-    return [Request(prompt_tokens=tokens, seed=seed, sampling=WARM, max_tokens=16) for seed in range(4)]
+def plan(sampling: SamplingConfig | None, max_tokens: int = 16, repeat: int = 2, name: str = "questions") -> SamplePlan:
+    """Some responses to every question; without sampling one greedy response."""
+    positions = tuple(range(len(QUESTIONS if name == "questions" else LONG)))
+    greedy, repeat = sampling is None, repeat if sampling else 1
+    return SamplePlan(name, positions, repeat, sampling or SamplingConfig(), max_tokens, 7, "test", 0, greedy_first=greedy)
+
+
+@pytest.fixture(autouse=True)
+def _prompts(session: Session) -> None:
+    session.load_prompts("questions", QUESTIONS)
+    session.load_prompts("long", LONG)
+
+
+def stage(optimizer: OptimizerConfig, temperature: float = 1.0) -> RLStageConfig:
+    return RLStageConfig(
+        kind="rl",
+        steps=3,
+        prompts_per_step=2,
+        max_prompt_tokens=32,
+        max_response_tokens=8,
+        sampling=SamplingConfig(temperature=temperature),
+        training=StageTrainingConfig(optimizer=optimizer, max_tokens_per_micro_batch=MAX_TOKENS),
+    )
 
 
 def move(session: Session) -> None:
     """A few large updates: the weights are others afterwards, and the rollout engine has the old ones."""
-    optimizer = OptimizerConfig(learning_rate=3e-2)
-    session.actor.reset_optimizer(optimizer, 3).get()
+    session.actor.begin_stage(stage(OptimizerConfig(learning_rate=3e-2))).get()
     ids = torch.randint(7, 100, (6, 12), generator=torch.Generator().manual_seed(1))
-    mask = torch.ones_like(ids, dtype=torch.bool)
-    mask[:, 0] = False
+    session.actor.load_rows([(row.tolist(), [False] + [True] * 11) for row in ids]).get()
     for _ in range(3):
-        session.actor.update_sft(Batch(tensors={"input_ids": ids, "attention_mask": torch.ones_like(mask), "response_mask": mask}), MAX_TOKENS).get()
+        session.actor.update_sft(list(range(6))).get()
 
 
-def difference(session: Session, requests: Sequence[Request], temperature: float) -> float:
+def difference(session: Session, plan: SamplePlan, temperature: float) -> float:
     """Largest |trainer - rollout| log-prob of what the rollout draws now."""
-    rollout = session.actor.generate(list(requests))
-    agreement = session.actor.agreement(rollout, session.actor.log_prob(rollout, temperature, MAX_TOKENS)).get().result()
+    session.actor.begin_stage(stage(OptimizerConfig(learning_rate=0.0), temperature)).get()
+    rollout = session.actor.generate(plan)
+    agreement = session.actor.agreement(join(rollout, session.actor.log_prob(rollout))).get().result()
     return agreement["policy/max_log_prob_difference"]
 
 
@@ -79,19 +90,19 @@ def drawn(rollout: Batch) -> list[list[int]]:
 
 @pytest.mark.parametrize("sampling", [WARM, COOL], ids=["temperature 1", "temperature 0.7"])
 def test_agreement_after_updates(session: Session, sampling: SamplingConfig) -> None:
-    before = drawn(session.actor.generate(requests(session, sampling)).get())
+    before = drawn(session.actor.generate(plan(sampling)).get())
     move(session)
     session.actor.synchronise().get()
-    assert difference(session, requests(session, sampling), sampling.temperature) <= BOUND
+    assert difference(session, plan(sampling), sampling.temperature) <= BOUND
     # Else nothing moved, and old weights would do.
-    assert drawn(session.actor.generate(requests(session, sampling)).get()) != before
+    assert drawn(session.actor.generate(plan(sampling)).get()) != before
 
 
 def test_the_prefix_cache_is_forgotten(session: Session) -> None:
-    session.actor.generate(long_requests(session)).get()
+    session.actor.generate(plan(WARM, name="long")).get()
     move(session)
     session.actor.synchronise().get()
-    assert difference(session, long_requests(session), 1.0) <= BOUND
+    assert difference(session, plan(WARM, name="long"), 1.0) <= BOUND
 
 
 def stale_head(session: Session) -> float:
@@ -99,32 +110,31 @@ def stale_head(session: Session) -> float:
     move(session)
     session.actor.synchronise().get()
     session.actor.apply(pack_the_head_again).get()
-    return difference(session, requests(session, WARM), 1.0)
+    return difference(session, plan(WARM), 1.0)
 
 
 def stale_prefixes(session: Session) -> float:
     session.actor.apply(keep_the_prefix_cache).get()
-    session.actor.generate(long_requests(session)).get()
+    session.actor.generate(plan(WARM, name="long")).get()
     move(session)
     session.actor.synchronise().get()
     session.actor.apply(reset_the_prefix_cache_again).get()
-    return difference(session, long_requests(session), 1.0)
+    return difference(session, plan(WARM, name="long"), 1.0)
 
 
 def no_temperature(session: Session) -> float:
     session.actor.apply(forget_the_temperature).get()
-    found = difference(session, requests(session, COOL), 0.7)
+    found = difference(session, plan(COOL), 0.7)
     session.actor.apply(heed_the_temperature_again).get()
     return found
 
 
 def stale_weights(session: Session) -> float:
     """Old weights behind both engines' backs: the rollout's answers are scored after an update."""
-    rollout = session.actor.generate(requests(session, WARM))
+    rollout = session.actor.generate(plan(WARM))
     rollout.get()
     move(session)
-    old = session.actor.log_prob(rollout, 1.0, MAX_TOKENS)
-    return session.actor.agreement(rollout, old).get().result()["policy/max_log_prob_difference"]
+    return session.actor.agreement(join(rollout, session.actor.log_prob(rollout))).get().result()["policy/max_log_prob_difference"]
 
 
 # Mutations, done in the workers: what the agreement is there to catch, it catches.
@@ -134,16 +144,7 @@ def test_disagreement_is_seen(session: Session, broken: Callable[[Session], floa
 
 
 def test_rl_stops_on_a_stale_head(session: Session) -> None:
-    config = RLStageConfig(
-        kind="rl",
-        steps=2,
-        prompts_per_step=2,
-        samples_per_prompt=4,
-        max_prompt_tokens=32,
-        max_response_tokens=8,
-        algorithm=AlgorithmConfig(),
-        training=TrainingConfig(optimizer=OptimizerConfig(learning_rate=1e-2)),
-    )
+    config = stage(OptimizerConfig(learning_rate=1e-2))
     session.actor.apply(forget_to_pack_the_head).get()
     move(session)
     session.actor.synchronise().get()
@@ -160,18 +161,18 @@ def test_generate_needs_the_trainers_weights(session: Session) -> None:
     move(session)
     # Mutation: leave `Phase.STALE` out of update_sft.
     with pytest.raises(WorkerError, match="generate was called before synchronise: the rollout engine does not have the trainer's weights"):
-        session.actor.generate(requests(session, WARM)).get()
+        session.actor.generate(plan(WARM)).get()
     session.actor.synchronise().get()
-    assert len(session.actor.generate(requests(session, WARM)).get()) == 20
+    assert len(session.actor.generate(plan(WARM)).get()) == 20
 
 
 def test_versions_count_synchronisations(session: Session) -> None:
     first = session.actor.synchronise().get()
     second = session.actor.synchronise().get()
     assert [rank["version"] for rank in second] == [rank["version"] + 1 for rank in first]
-    rollout = session.actor.generate(requests(session, WARM)).get()
+    rollout = session.actor.generate(plan(WARM)).get()
     # Every sample carries the version of what drew it.
-    assert set(rollout.objects["weight_version"]) == {int(second[0]["version"])}
+    assert set(rollout.tensors["weight_version"].tolist()) == {int(second[0]["version"])}
 
 
 def test_bytes_received(session: Session, model_directory: Path) -> None:
@@ -182,7 +183,7 @@ def test_bytes_received(session: Session, model_directory: Path) -> None:
 
 
 def test_the_same_requests_give_the_same_responses(session: Session) -> None:
-    one, two = (session.actor.generate(requests(session, WARM)).get() for _ in range(2))
+    one, two = (session.actor.generate(plan(WARM)).get() for _ in range(2))
     assert drawn(one) == drawn(two)
     assert torch.equal(one.tensors["rollout_log_probs"], two.tensors["rollout_log_probs"])
     # Mutation: one seed for all requests.
@@ -191,18 +192,19 @@ def test_the_same_requests_give_the_same_responses(session: Session) -> None:
 
 def test_neither_order_nor_ranks_change_a_response(session: Session) -> None:
     # Rows move from one rank to the other and into other company. Mutation: seed the engine instead of each request.
-    asked = requests(session, WARM)
-    order = torch.randperm(len(asked), generator=torch.Generator().manual_seed(3)).tolist()
+    asked = plan(WARM)
+    order = torch.randperm(len(QUESTIONS), generator=torch.Generator().manual_seed(3)).tolist()
     straight = session.actor.generate(asked).get()
-    shuffled = session.actor.generate([asked[i] for i in order]).get()
-    assert drawn(shuffled) == [drawn(straight)[i] for i in order]
-    assert shuffled.objects["response"] == [straight.objects["response"][i] for i in order]
+    shuffled = session.actor.generate(replace(asked, prompts=tuple(order))).get()
+    rows = [2 * position + k for position in order for k in range(2)]
+    assert drawn(shuffled) == [drawn(straight)[row] for row in rows]
+    assert shuffled.objects["response"] == [straight.objects["response"][row] for row in rows]
     width = min(part.tensors["rollout_log_probs"].shape[1] for part in (straight, shuffled))
     torch.testing.assert_close(
-        shuffled.tensors["rollout_log_probs"][:, :width], straight.tensors["rollout_log_probs"][order][:, :width], atol=1e-5, rtol=0
+        shuffled.tensors["rollout_log_probs"][:, :width], straight.tensors["rollout_log_probs"][rows][:, :width], atol=1e-5, rtol=0
     )
     # One request for two ranks: one of them has nothing to do.
-    alone = session.actor.generate(asked[-1:]).get()
+    alone = session.actor.generate(replace(asked, first=len(asked) - 1)).get()
     assert drawn(alone) == drawn(straight)[-1:]
 
 
@@ -210,30 +212,29 @@ def test_greedy_tokens_are_those_of_transformers(session: Session, tmp_path: Pat
     # An engine of its own, through the exported files: a fault in the export, the reload or the kernels shows here.
     move(session)
     session.actor.synchronise().get()
-    asked = [replace(request, max_tokens=12) for request in requests(session, None, repeat=1)]
     model = AutoModelForCausalLM.from_pretrained(session.export(tmp_path / "model"))
     expected = []
-    for request in asked:
-        ids = torch.tensor([list(request.prompt_tokens)])
+    for question in QUESTIONS:
+        ids = torch.tensor([render_prompt(session.tokenizer, question.messages)])
         answer = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
         expected.append(answer[0, ids.shape[1] :].tolist())
-    assert drawn(session.actor.generate(asked).get()) == expected
+    assert drawn(session.actor.generate(plan(None, max_tokens=12)).get()) == expected
 
 
 def test_finished_and_truncated(session: Session) -> None:
     end = session.tokenizer.eos_token_id
-    whole = session.actor.generate(requests(session, None, max_tokens=16)).get()
-    assert all(whole.objects["finished"])
+    whole = session.actor.generate(plan(None, max_tokens=16)).get()
+    assert bool(whole.tensors["finished"].all())
     assert all(tokens[-1] == end for tokens in drawn(whole))
-    assert whole.objects["response_tokens"] == [len(tokens) for tokens in drawn(whole)]
+    assert whole.tensors["response_tokens"].tolist() == [len(tokens) for tokens in drawn(whole)]
     assert set(whole.objects["response"]) <= {"\\boxed{1}", "\\boxed{2}"}
     # Mutation: `finished` when any reason is given.
-    cut = session.actor.generate(requests(session, None, max_tokens=2)).get()
-    assert not any(cut.objects["finished"])
-    assert cut.objects["response_tokens"] == [2] * len(cut)
+    cut = session.actor.generate(plan(None, max_tokens=2)).get()
+    assert not bool(cut.tensors["finished"].any())
+    assert cut.tensors["response_tokens"].tolist() == [2] * len(cut)
 
 
 def test_sft_ends_in_agreement(session: Session) -> None:
     # Mutation: `train_sft` without its last synchronise.
     train_sft(session, "again", SFT.model_copy(update={"steps": 2}), CONVERSATIONS, seed=5, emit=lambda event: None)
-    assert difference(session, requests(session, WARM), 1.0) <= BOUND
+    assert difference(session, plan(WARM), 1.0) <= BOUND

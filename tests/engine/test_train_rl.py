@@ -12,9 +12,9 @@ import torch
 from probe import die_at_the_next_update, open_probed, process_ids, restore, weights
 from toy import prompt
 
-from engine.config import EngineConfig, EvaluationConfig, OptimizerConfig, RewardConfig, RLStageConfig, SamplingConfig, TrainingConfig
+from engine.config import EngineConfig, EvaluationConfig, OptimizerConfig, RewardConfig, RLStageConfig, SamplingConfig, StageTrainingConfig
 from engine.control.deadline import WorkerError
-from engine.events import EvaluationProgressed, SamplesGenerated, StageFinished, StageStarted, StepFinished, WeightsSynchronised
+from engine.events import EvaluationProgressed, SamplesGenerated, StageFinished, StageStarted, StepFinished, StepTraced, WeightsSynchronised
 from engine.prompts import PromptSampler
 from engine.trainer.evaluation import Evaluation, evaluate
 from engine.trainer.session import Session
@@ -38,7 +38,7 @@ def config(learning_rate: float = 1e-3, **changes: Any) -> RLStageConfig:
             "max_prompt_tokens": 32,
             "max_response_tokens": 8,
             "reward": REWARD,
-            "training": TrainingConfig(
+            "training": StageTrainingConfig(
                 optimizer=OptimizerConfig(learning_rate=learning_rate, weight_decay=0.1, warmup_steps=1), max_tokens_per_micro_batch=64
             ),
             "samples_table_every_steps": 1,
@@ -81,7 +81,7 @@ def events(first_run: tuple[list[Any], dict[str, torch.Tensor]]) -> list[Any]:
 
 
 def test_events_in_order(events: list[Any]) -> None:
-    step = [WeightsSynchronised, SamplesGenerated, StepFinished]
+    step = [WeightsSynchronised, SamplesGenerated, StepTraced, StepFinished]
     assert [type(event) for event in events] == [StageStarted, *step * 3, StageFinished]
     assert [event.step for event in of(StepFinished, events)] == [1, 2, 3]
     versions = [event.version for event in of(WeightsSynchronised, events)]
@@ -227,8 +227,8 @@ def test_the_same_seed_in_fresh_processes(
             fresh.actor.apply(die_at_the_next_update, 1).get()
             train_rl(fresh, "rl", config(), PROMPTS, 0, events.append)
 
-    with pytest.raises(WorkerError, match=r"^actor rank 1, update: the worker's process is gone"):
+    with pytest.raises(WorkerError, match=r"^actor rank 1, update, step 1: the worker's process is gone"):
         run_again_and_lose_a_rank()
     # Mutation: `Session.open` without its `finally`: rank 0 waits for its peer.
     assert not psutil.wait_procs([psutil.Process(pid) for pid in processes if psutil.pid_exists(pid)], timeout=60)[1]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank_0.log", "rank_1.log"]
+    assert sorted(path.name for path in (tmp_path / "workers").iterdir()) == ["main_rank_0.log", "main_rank_1.log"]
