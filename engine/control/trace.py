@@ -12,8 +12,6 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, with_config
 
-_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
 
 class Interval(Protocol):
     """Anything that lasts from `started` to `ended`, in Unix seconds."""
@@ -27,7 +25,6 @@ class Interval(Protocol):
 AnInterval = TypeVar("AnInterval", bound=Interval)
 
 
-@with_config(_STRICT)
 @dataclass(frozen=True, slots=True)
 class Span:
     """One rank at work on one operation."""
@@ -43,7 +40,6 @@ class Span:
     node: str
 
 
-@with_config(_STRICT)
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One call of a worker group's method."""
@@ -64,7 +60,6 @@ class Operation:
         return f"{self.role}.{self.operator}"
 
 
-@with_config(_STRICT)
 @dataclass(frozen=True, slots=True)
 class Edge:
     """The result of operation `source` is an argument of operation `target`."""
@@ -75,7 +70,6 @@ class Edge:
     label: str
 
 
-@with_config(_STRICT)
 @dataclass(frozen=True, slots=True)
 class ControllerSpan:
     """What the controller itself waited for, or did."""
@@ -85,7 +79,7 @@ class ControllerSpan:
     ended: float
 
 
-@with_config(_STRICT)
+@with_config(ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))  # of the parts as well
 @dataclass(frozen=True, slots=True)
 class Trace:
     """One step. ValueError where the ids of operations occur twice, or an edge does not go from an operation to a later one."""
@@ -216,6 +210,7 @@ def to_chrome(trace: Trace) -> str:
     events: list[dict[str, Any]] = []
     heads: list[dict[str, Any]] = []
     slices: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    began = trace.started
 
     def head(kind: str, pid: int, tid: int, name: str) -> None:
         heads.append({"ph": "M", "name": f"{kind}_name", "pid": pid, "tid": tid, "ts": 0, "args": {"name": name}})
@@ -223,7 +218,7 @@ def to_chrome(trace: Trace) -> str:
 
     def slice_(name: str, category: str, interval: Interval, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
         # Both ends are rounded, not the length: what followed each other still does.
-        start, end = (round((time - trace.started) * 1e6) for time in (interval.started, interval.ended))
+        start, end = (round((time - began) * 1e6) for time in (interval.started, interval.ended))
         event = {"ph": "X", "name": name, "cat": category, "ts": start, "dur": max(0, end - start), "pid": pid, "tid": tid, "args": args}
         events.append(event)
         return event

@@ -19,7 +19,7 @@ BEND = 46
 """Where lines change their height, between two layers."""
 LABEL = 64
 """Where they are level, in front of a box: the width of a label."""
-CHARACTER = 8.2
+CHARACTER = 8.7
 """Mean width in the boxes' larger font."""
 MARGIN = 6
 
@@ -153,8 +153,10 @@ def _arrange(layers: list[list[_Slot]]) -> None:
     """Orders each layer so that few lines cross, and then gives every slot its height.
 
     Sweeps of barycentres find the order, and neighbours change places where that takes crossings away. As for the heights: each slot wants to be
-    where those are that it is connected with.
+    where those are that it is connected with. Those that are connected with none come below the others.
     """
+    alone = [[slot for slot in layer if not slot.before and not slot.after] for layer in layers]
+    layers = [[slot for slot in layer if slot.before or slot.after] for layer in layers]
     for layer in layers:
         _place(layer, [0.0] * len(layer))
     for sweep in range(24):
@@ -167,6 +169,11 @@ def _arrange(layers: list[list[_Slot]]) -> None:
             _place(layer, [wanted[id(slot)] for slot in layer])
     for layer in layers:  # at last with an eye on both sides
         _place(layer, [_mean(slot, slot.before + slot.after) for slot in layer])
+    for layer, lonely in zip(layers, alone, strict=True):
+        below = layer[-1].y + layer[-1].height / 2 + GAP if layer else 0.0
+        for slot in lonely:
+            slot.y = below + slot.height / 2
+            below += slot.height + GAP
 
 
 def _mean(slot: _Slot, neighbours: list[_Slot]) -> float:

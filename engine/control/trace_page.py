@@ -86,7 +86,7 @@ def _numbers(trace: Trace) -> str:
         (human_seconds(both), f"longest overlap: {' with '.join(pair)}" if pair else "no two operators ran side by side"),
         (f"{100 * busy:.0f} %", f"of the time a process is at work, mean of {len(found)} processes"),
         (
-            f"{100 * share:.{1 if share < 0.1 else 0}f} %",
+            "under 0.1 %" if 0 < share < 0.0005 else f"{100 * share:.{1 if share < 0.1 else 0}f} %",
             f"of the bytes went through the controller: {human_bytes(trace.controller_bytes)} of {human_bytes(trace.batch_bytes)}",
         ),
     ]
@@ -190,13 +190,13 @@ def _box(number: int, box: Box, colours: dict[str, int]) -> str:
 
 
 def _timeline(trace: Trace, colours: dict[str, int]) -> str:
-    seconds = trace.ended - trace.started or 1.0
+    began, seconds = trace.started, trace.ended - trace.started or 1.0
     ticks = _ticks(seconds)
     marks = "".join(f'<span style="left:{100 * tick / seconds:.3f}%">{tick:g} s</span>' for tick in ticks)
     grid = "".join(f'<i style="left:{100 * tick / seconds:.3f}%"></i>' for tick in ticks)
-    body = _controller(trace, seconds)
+    body = _controller(trace.controller, began, seconds)
     for (pool, node), group in itertools.groupby(lanes(trace), key=lambda lane: (lane.pool, lane.node)):
-        body += f"<h3><b>{escape(pool)}</b> on {escape(node)}</h3>" + "".join(_lane(trace, lane, seconds, colours) for lane in group)
+        body += f"<h3><b>{escape(pool)}</b> on {escape(node)}</h3>" + "".join(_lane(lane, began, seconds, colours) for lane in group)
     return f'<div class="timeline"><div class="axis">{marks}</div><div class="lanes"><div class="grid">{grid}</div>{body}</div></div>'
 
 
@@ -207,21 +207,21 @@ def _ticks(seconds: float) -> list[float]:
     return [round(number * step, 9) for number in range(math.floor(0.97 * seconds / step) + 1)]
 
 
-def _controller(trace: Trace, seconds: float) -> str:
-    if not trace.controller:
+def _controller(waits: list[ControllerSpan], began: float, seconds: float) -> str:
+    if not waits:
         return ""
-    spread = rows(trace.controller)
-    bars = "".join(_bar(trace, span, row, seconds, "controller", span.name, span.name, "") for row, spans in enumerate(spread) for span in spans)
+    spread = rows(waits)
+    bars = "".join(_bar(began, span, row, seconds, "controller", span.name, span.name, "") for row, spans in enumerate(spread) for span in spans)
     return _track("controller", "", "what it waited for", len(spread), bars)
 
 
-def _lane(trace: Trace, lane: Lane, seconds: float, colours: dict[str, int]) -> str:
+def _lane(lane: Lane, began: float, seconds: float, colours: dict[str, int]) -> str:
     bars = ""
     for row, works in enumerate(lane.rows):
         for work in works:
             name = work.operation.name
             tip = f"{human_bytes(work.span.bytes_in)} in, {human_bytes(work.span.bytes_out)} out"
-            bars += _bar(trace, work, row, seconds, f"c{colours[work.operation.role]}", name, work.operation.operator, tip)
+            bars += _bar(began, work, row, seconds, f"c{colours[work.operation.role]}", name, work.operation.operator, tip)
     ranks = ", ".join(map(str, lane.ranks))
     return _track(f"rank {ranks}", f"process {lane.process}", ", ".join(lane.roles), len(lane.rows), bars)
 
@@ -232,8 +232,8 @@ def _track(name: str, process: str, about: str, rows_: int, bars: str) -> str:
     return f'<div class="lane">{label}<div class="track" style="height:{height}px">{bars}</div></div>'
 
 
-def _bar(trace: Trace, interval: Work | ControllerSpan, row: int, seconds: float, kind: str, name: str, short: str, tip: str) -> str:
-    start, length = interval.started - trace.started, max(0.0, interval.ended - interval.started)
+def _bar(began: float, interval: Work | ControllerSpan, row: int, seconds: float, kind: str, name: str, short: str, tip: str) -> str:
+    start, length = interval.started - began, max(0.0, interval.ended - interval.started)
     rank = f", rank {interval.span.rank}" if isinstance(interval, Work) else ""
     tip = f"{name}{rank}\n{human_seconds(length)}, from {start:.3f} s to {start + length:.3f} s" + (f"\n{tip}" if tip else "")
     place = f"left:{100 * start / seconds:.3f}%;width:{100 * length / seconds:.3f}%;top:{6 + row * (BAR + SPACE)}px"

@@ -44,7 +44,9 @@ def test_json_round_trip(trace: Trace) -> None:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ('"rank":0', '"ranks":0'),  # Mutation: no `extra="forbid"`, or the strictness of the inner classes left out.
+        ('"rank":0', '"rank":0,"core":1'),  # Mutation: no `extra="forbid"`.
+        ('"step":7', '"step":7,"steps":9'),
+        ('"rank":0', '"ranks":0'),
         ('"rank":0', '"rank":"0"'),
         ('"step":7', '"step":7.5'),
         ('"stage":"rl",', ""),
@@ -137,7 +139,7 @@ def test_one_process_a_pool_and_node_and_one_for_the_controller() -> None:
 def test_the_drawing_can_be_read(trace: Trace) -> None:
     """Boxes and labels do not meet, lines go from left to right and around the boxes.
 
-    Mutation: leave `_place`'s second push out of the mean; give passing lines no slot; let labels stand at the middle of their lines.
+    Mutation: give each slot the height that it wants; give passing lines no slot; let labels stand at the middle of their lines.
     """
     graph = layout(trace)
     assert {operation.id for box in graph.boxes for operation in box.operations} == {operation.id for operation in trace.operations}
@@ -156,6 +158,7 @@ def test_the_drawing_can_be_read(trace: Trace) -> None:
         assert source.y <= line.points[0][1] <= source.y + source.height
         assert target.y <= line.points[-1][1] <= target.y + target.height
         assert not crossed_boxes(graph, line.points)
+        assert line.points[-2][0] <= label_place(line)[0] - 27 <= label_place(line)[0] + 27 <= target.x
     places = [label_place(line) for line in graph.lines if line.edges]
     for (x, y), (other_x, other_y) in itertools.combinations(places, 2):
         assert abs(x - other_x) > 58 or abs(y - other_y) > 13
