@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -45,6 +46,33 @@ def show(arguments: argparse.Namespace) -> int:
     else:
         plain_console().print(views.table(found))
     return 0
+
+
+def trace(arguments: argparse.Namespace) -> int:
+    """`almanac trace`."""
+    from tasks import record, traces, workspace
+
+    found = record.load(arguments.run)
+    recorded = traces.load(found, arguments.stage, arguments.step)
+    directory = Path(arguments.output) if arguments.output else workspace.run_directory(found.run) / "traces" / recorded.stage
+    for path in traces.write(recorded, directory):
+        print(path)
+    return 0
+
+
+def replay(arguments: argparse.Namespace) -> int:
+    """`almanac replay`: 1 when a result differs by more than the tolerance."""
+    from flows import run as runs
+
+    found, stage, differences = runs.replay(arguments.run, arguments.operator, arguments.step, arguments.stage)
+    title = f"{arguments.operator} of {found}, stage {stage}, step {arguments.step}, run again"
+    table = Table(box=None, padding=(0, 3, 0, 0), title=title, title_justify="left")
+    for name in ("rank", "column", "largest difference"):
+        table.add_column(name, justify="left" if name == "column" else "right")
+    for difference in differences:
+        table.add_row(str(difference.rank), difference.column, "equal" if difference.largest == 0 else f"{difference.largest:.3g}")
+    plain_console().print(table)
+    return 0 if all(difference.largest <= arguments.tolerance for difference in differences) else 1
 
 
 def ui(arguments: argparse.Namespace) -> int:

@@ -29,10 +29,12 @@ from tasks.progress import (
 from tasks.run_lock import only_run
 
 if TYPE_CHECKING:  # torch
+    from engine.trainer.replay import Difference
     from tasks.accuracy import Accuracy
 
 MODEL = "model"
 """Label of the evaluation of a model that no run is about."""
+REPLAY = "replay"
 TERMINATED = 128 + signal.SIGTERM
 
 
@@ -87,7 +89,27 @@ def evaluate(model: str, overrides: Sequence[str]) -> "tuple[RecipeConfig, Accur
             display.show(Notice(text=warning))
         from tasks.stages import evaluate_model
 
-        return config, evaluate_model(config, MODEL, logs / "workers", display.show)
+        return config, evaluate_model(config, MODEL, logs, display.show)
+
+
+def replay(run: str, operator: str, step: int, stage: str | None) -> "tuple[str, str, Sequence[Difference]]":
+    """One operator of a recorded step, run again. Returns the run's id, the stage, and how every column differs.
+
+    The display is drawn on standard error: standard output is for the result.
+
+    Raises:
+        ValueError: there is no such run, or the call was not kept.
+    """
+    from tasks import replaying
+
+    found = record.load(run)
+    name, operation = replaying.find(found, operator, step, stage)
+    logs = workspace.work_directory() / "replay"
+    with observed(logs / "almanac.log", f"{operator} of {found.run}, step {step}", [REPLAY], descriptor=2) as display:
+        display.show(PhaseStarted(phase=REPLAY))
+        differences = replaying.run_again(found, name, step, operation, logs)
+        display.show(PhaseFinished(phase=REPLAY, result=f"{len(differences)} columns"))
+    return found.run, name, differences
 
 
 @contextmanager

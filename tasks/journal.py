@@ -72,12 +72,14 @@ class EvaluationFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FigureDrawn:
-    """A plot lies in a file."""
+class FileSaved:
+    """A plot or a trace lies in a file."""
 
     stage: str | None
-    """None for plots of the whole run."""
+    """None for what is about the whole run."""
     file: str
+    folder: str
+    """Where MLflow shows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +94,7 @@ class RunFinished:
     """Markdown."""
 
 
-LoggedEvent = events.Event | RunStarted | DatasetUsed | ModelSaved | EvaluationFinished | FigureDrawn | RunFinished
+LoggedEvent = events.Event | RunStarted | DatasetUsed | ModelSaved | EvaluationFinished | FileSaved | RunFinished
 
 _TYPES: dict[str, TypeAdapter[LoggedEvent]] = {
     kind.__name__: TypeAdapter(kind)
@@ -107,7 +109,7 @@ _TYPES: dict[str, TypeAdapter[LoggedEvent]] = {
         DatasetUsed,
         ModelSaved,
         EvaluationFinished,
-        FigureDrawn,
+        FileSaved,
         RunFinished,
     )
 }

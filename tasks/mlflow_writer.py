@@ -24,7 +24,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_PARENT_RUN_I
 
 from engine.events import SamplesGenerated, StageFinished, StageStarted, StepFinished
 from tasks import workspace
-from tasks.journal import DatasetUsed, Entry, EvaluationFinished, FigureDrawn, ModelSaved, RunFinished, RunStarted
+from tasks.journal import DatasetUsed, Entry, EvaluationFinished, FileSaved, ModelSaved, RunFinished, RunStarted
 from tasks.record import MLflowReference, ProcessIdentity
 from tasks.tracker_location import database_file
 
@@ -65,7 +65,7 @@ class MLflowWriter:
             StageFinished: self._finish_stage,
             ModelSaved: self._log_model,
             EvaluationFinished: self._log_evaluation,
-            FigureDrawn: self._log_figure,
+            FileSaved: self._log_file,
             RunFinished: self._finish_run,
         }
 
@@ -187,13 +187,13 @@ class MLflowWriter:
         self._client.log_batch(self._evaluation, metrics=metrics)
         self._log_table(self._evaluation, event.rows, f"samples/{event.trained_steps:05d}_{mlflow_name(event.label)}.json")
 
-    def _log_figure(self, event: FigureDrawn, time_ms: int) -> None:
+    def _log_file(self, event: FileSaved, time_ms: int) -> None:
         if event.stage is None:
-            self._client.log_artifact(self.parent, event.file, "plots")
+            self._client.log_artifact(self.parent, event.file, event.folder)
             return
-        self._client.log_artifact(self._stages[event.stage], event.file, "plots")
+        self._client.log_artifact(self._stages[event.stage], event.file, event.folder)
         # The parent has them all: its page is the one that people open first.
-        self._client.log_artifact(self.parent, event.file, f"plots/{event.stage}")
+        self._client.log_artifact(self.parent, event.file, f"{event.folder}/{event.stage}")
 
     def _finish_run(self, event: RunFinished, time_ms: int) -> None:
         self._client.log_dict(self.parent, dict(event.summary), "summary.json")

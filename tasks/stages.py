@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from transformers import AutoTokenizer
 
@@ -91,7 +92,7 @@ def engine(context: RunContext) -> Iterator[None]:
     """
     with ExitStack() as stack:
         with told(context.listener, START_ENGINE) as result:
-            opening = Session.open(context.config.engine(), context.model_directory, context.directory / "workers")
+            opening = Session.open(context.config.engine(), context.model_directory, context.directory)
             context.session = stack.enter_context(opening)
             result.append(devices(context.config))
         yield
@@ -121,7 +122,10 @@ def train(context: RunContext, name: str) -> None:
     if stage.kind == "sft":
         train_sft(context.session, name, stage, data.load_conversations(context.data.path("sft")), seed, context.emit)
     else:
-        train_rl(context.session, name, stage, _prompts(context, name, stage), seed, context.emit)
+        prompts, left_out = training_prompts(context.config, name, stage, context.data, context.session.tokenizer)
+        if left_out:
+            context.listener(Notice(text=left_out))
+        train_rl(context.session, name, stage, prompts, seed, context.emit)
 
 
 def export(context: RunContext, name: str) -> None:
@@ -134,7 +138,7 @@ def export(context: RunContext, name: str) -> None:
     context.tracker.log_model(name, entry.steps, directory)
 
 
-def evaluate_model(config: RecipeConfig, label: str, log_directory: Path, listener: Listener) -> Accuracy:
+def evaluate_model(config: RecipeConfig, label: str, directory_for_logs: Path, listener: Listener) -> Accuracy:
     """Accuracy of a recipe's first weights on its test prompts, without a run: nothing is recorded.
 
     Raises:
@@ -148,7 +152,7 @@ def evaluate_model(config: RecipeConfig, label: str, log_directory: Path, listen
         result.append(f"{len(prompts)} to test")
     with ExitStack() as stack:
         with told(listener, START_ENGINE) as result:
-            session = stack.enter_context(Session.open(config.engine(), directory, log_directory))
+            session = stack.enter_context(Session.open(config.engine(), directory, directory_for_logs))
             result.append(devices(config))
         with told(listener, evaluation_phase(label)) as result:
             found = evaluation.evaluate(session, label, config.evaluation, config.evaluation_reward, prompts, config.seed, listener)
@@ -191,21 +195,20 @@ def _stages_that_read(config: RecipeConfig, split: str) -> list[str]:
     return [name for name, stage in config.stages.items() if stage.kind == kinds.get(split)]
 
 
-def _prompts(context: RunContext, name: str, stage: RLStageConfig) -> list[Prompt]:
-    """Training prompts within the stage's own cap; the data were cut at the largest cap of all stages.
+def training_prompts(config: RecipeConfig, name: str, stage: RLStageConfig, ready: PreparedData, tokenizer: Any) -> tuple[list[Prompt], str | None]:
+    """Training prompts within the stage's own cap, and a sentence about those that are left out; the data were cut at the largest cap of all stages.
 
     Raises:
         DataError: no prompt is left.
     """
-    path = context.data.path("train")
+    path = ready.path("train")
     prompts = data.load_prompts(path)
-    if stage.max_prompt_tokens == context.config.max_evaluation_prompt_tokens():
-        return prompts
-    kept = [prompt for prompt in prompts if len(render_prompt(context.session.tokenizer, prompt.messages)) <= stage.max_prompt_tokens]
+    if stage.max_prompt_tokens == config.max_evaluation_prompt_tokens():
+        return prompts, None
+    kept = [prompt for prompt in prompts if len(render_prompt(tokenizer, prompt.messages)) <= stage.max_prompt_tokens]
     key = f"stages.{name}.max_prompt_tokens={stage.max_prompt_tokens}"
     if not kept:
         raise DataError(path, [f"no prompt is left for stage {name}: all {len(prompts)} have more tokens than {key}; raise it"])
-    if len(kept) < len(prompts):
-        text = f"stage {name}: {len(prompts) - len(kept)} prompts have more tokens than {key} and are left out"
-        context.listener(Notice(text=text))
-    return kept
+    if len(kept) == len(prompts):
+        return prompts, None
+    return kept, f"stage {name}: {len(prompts) - len(kept)} prompts have more tokens than {key} and are left out"

@@ -16,12 +16,13 @@ from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from requests import RequestException
 from sqlalchemy.exc import SQLAlchemyError
 
-from engine.events import Event, SamplesGenerated, StageFinished, StepFinished
-from tasks import journal, plots, show, workspace
+from engine.control.trace import Trace
+from engine.events import Event, SamplesGenerated, StageFinished, StepFinished, StepTraced
+from tasks import journal, plots, show, traces, workspace
 from tasks.accuracy import Accuracy, accuracy
 from tasks.config import RecipeConfig
 from tasks.failure import reason
-from tasks.journal import DatasetUsed, EvaluationFinished, FigureDrawn, LoggedEvent, ModelSaved, RunFinished, RunStarted
+from tasks.journal import DatasetUsed, EvaluationFinished, FileSaved, LoggedEvent, ModelSaved, RunFinished, RunStarted
 from tasks.mlflow_writer import MLflowWriter
 from tasks.record import RunRecord
 from tasks.tracker_location import check_writable, experiment_name, tracking_uri
@@ -131,6 +132,9 @@ class Tracker:
 
     def emit(self, event: Event) -> None:
         """Takes an event of the engine. When a stage ends its pictures are drawn."""
+        if isinstance(event, StepTraced):
+            self._save_trace(event.trace)
+            return
         if isinstance(event, SamplesGenerated):
             event = SamplesGenerated(stage=event.stage, step=event.step, rows=self._some(event.rows))
         if isinstance(event, StepFinished):
@@ -171,12 +175,19 @@ class Tracker:
         count = min(len(rows), self.config.tracking.samples_per_table)
         return [rows[index * len(rows) // count] for index in range(count)]
 
+    def _save_trace(self, trace: Trace) -> None:
+        """Every step's as JSON, and the first and the last step's to be looked at."""
+        traces.save(self.record.run, trace)
+        if trace.step in (1, self.config.stages[trace.stage].steps):
+            for path in traces.write(trace, self.events_file.parent / "traces" / trace.stage):
+                self._log(FileSaved(stage=trace.stage, file=str(path), folder="traces"))
+
     def _draw(self, figures: Mapping[str, Any], stage: str | None) -> None:
         directory = self.events_file.parent / "plots" / (stage or "")
         for name, figure in figures.items():
             path = directory / f"{name}.png"
             plots.save(figure, path)
-            self._log(FigureDrawn(stage=stage, file=str(path)))
+            self._log(FileSaved(stage=stage, file=str(path), folder="plots"))
 
     def _log(self, event: LoggedEvent, *, last: bool = False) -> None:
         with self._lock:

@@ -9,7 +9,7 @@ from pathlib import Path
 # Sums of two digits from a hundred SFT steps: enough for an accuracy that is not zero.
 SMALL = [
     "recipe=polaris_tiny",
-    "resources=two_cpu",
+    "resources=colocated",
     "data.chain_sum.max_terms=2",
     "data.chain_sum.sft_rows=120",
     "data.chain_sum.train_rows=100",

@@ -13,6 +13,8 @@ from engine.config.stages import EngineConfig, EvaluationConfig, RLStageConfig, 
 from engine.config.training import LoRAConfig, OptimizerConfig, StageTrainingConfig, TrainingConfig
 
 __all__ = [
+    "MAIN_POOL",
+    "ROLES",
     "AdvantageConfig",
     "AlgorithmConfig",
     "AnnotatorConfig",
@@ -25,8 +27,6 @@ __all__ = [
     "KLConfig",
     "LoRAConfig",
     "LossConfig",
-    "MAIN_POOL",
-    "ROLES",
     "ModelConfig",
     "Name",
     "OptimizerConfig",

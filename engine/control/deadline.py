@@ -2,11 +2,13 @@
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+
+SECONDS_FOR_THE_CAUSE = 2.0
 
 
 @dataclass(eq=False, slots=True)
@@ -48,7 +50,7 @@ def wait(calls: Sequence[Call], seconds: float) -> list[Any]:
         for reference in ready:
             call = pending.pop(reference)
             if (failure := _failure(call)) is not None:
-                raise _first_cause(call, failure)
+                raise _first_cause(call, failure, pending)
             call.upstream = ()
     return list(ray.get([call.report for call in calls]))
 
@@ -76,7 +78,18 @@ def _failure(call: Call) -> Exception | None:
     return None
 
 
-def _first_cause(call: Call, failure: Exception) -> WorkerError:
+def _first_cause(call: Call, failure: Exception, pending: Mapping[Any, Call]) -> WorkerError:
+    if not isinstance(failure, ray.exceptions.RayActorError):
+        # A process that is gone is the cause, though its peers' complaints about a closed connection may be heard first.
+        end = time.monotonic() + SECONDS_FOR_THE_CAUSE
+        waiting = dict(pending)
+        while waiting:
+            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=max(0.0, end - time.monotonic()))
+            if not ready:
+                break
+            other = waiting.pop(ready[0])
+            if isinstance(gone := _failure(other), ray.exceptions.RayActorError):
+                return _error(other, gone)
     for other in _with_upstream([call])[:-1]:
         done, _ = ray.wait([other.report], timeout=0)
         if done and (earlier := _failure(other)) is not None:

@@ -4,22 +4,18 @@ import math
 from collections.abc import Sequence
 from numbers import Real
 
-import numpy as np
-
 from engine.config import RewardConfig
 from engine.prompts import Prompt
 from engine.rewards.registry import REWARDS
 
 
-def score(config: RewardConfig, responses: Sequence[str], prompts: Sequence[Prompt], *, seed: int | Sequence[int] = 0) -> list[float]:
+def score(config: RewardConfig, responses: Sequence[str], prompts: Sequence[Prompt]) -> list[float]:
     """Scores each response with the reward that its prompt's data source asks for.
 
     Args:
-        config: which reward for which data source, and whether to shuffle.
+        config: which reward for which data source.
         responses: decoded texts.
         prompts: the prompt of each response, one to one (a prompt with k samples occurs k times).
-        seed: for `shuffle`, which deals the scores out at random among the responses; something that differs from step to step, such as
-            (run seed, step). The global random state is not touched.
 
     Returns:
         One score per response, in order.
@@ -29,11 +25,7 @@ def score(config: RewardConfig, responses: Sequence[str], prompts: Sequence[Prom
     """
     if len(responses) != len(prompts):
         raise ValueError(f"{len(responses)} responses were given with {len(prompts)} prompts; each response needs its own")
-    scores = [_score(config, response, prompt) for response, prompt in zip(responses, prompts, strict=True)]
-    if config.shuffle:
-        order = np.random.default_rng(seed).permutation(len(scores))
-        return [scores[position] for position in order]
-    return scores
+    return [_score(config, response, prompt) for response, prompt in zip(responses, prompts, strict=True)]
 
 
 def _score(config: RewardConfig, response: str, prompt: Prompt) -> float:

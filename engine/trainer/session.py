@@ -74,6 +74,8 @@ class Session:
         Raises `ResourceError` when Ray lacks devices, `WorkerError` when a worker fails, `ConfigurationMismatchError` when one
         was given another configuration.
         """
+        # Whatever fails is told by name where it is waited for; Ray would print it a second time for every call further down.
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
         started_here = not ray.is_initialized()
         if started_here:
             local = {} if os.environ.get("RAY_ADDRESS") else {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}

@@ -1,6 +1,5 @@
 """Tensor parallelism inside groups of neighbouring ranks (Shoeybi et al. 2019, arXiv:1909.08053), FSDP between the groups."""
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from engine.algorithms.aggregation import Denominators, aggregate
 from engine.algorithms import value as value_loss
+from engine.algorithms.aggregation import Denominators, aggregate
 from engine.batch import Batch
 from engine.config import CriticConfig, EngineConfig, RLStageConfig
 from engine.control.dispatch import ALL, DATA_PARALLEL, METRICS, register

@@ -17,7 +17,7 @@ from engine.config import EngineConfig, ModelConfig, ResourcesConfig, RolloutCon
 from engine.model import create
 
 OBJECT_STORE_BYTES = 100 * 2**20
-CPUS = 8
+CPUS = 16
 """Of Ray, which only counts them: every group of workers of these tests has a place beside the others."""
 
 

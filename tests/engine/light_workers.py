@@ -109,6 +109,10 @@ class LightWorker:
                 outlet.tell(row, rows, row)
 
     @register(ALL)
+    def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    @register(ALL)
     def process_id(self) -> int:
         return os.getpid()
 

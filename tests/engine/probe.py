@@ -63,14 +63,14 @@ def forget_to_pack_the_head(actor: Any) -> None:
     """The synchronisation without its last line: what vLLM's own reload does."""
     from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload
 
-    from engine.rollout.vllm import InProcessTransfer
+    from engine.rollout.weight_transfer import InProcessTransfer
 
     actor.original_finish = InProcessTransfer.finish_weight_update
     InProcessTransfer.finish_weight_update = lambda transfer: finalize_layerwise_reload(transfer.model, transfer.model_config)
 
 
 def pack_the_head_again(actor: Any) -> None:
-    from engine.rollout.vllm import InProcessTransfer
+    from engine.rollout.weight_transfer import InProcessTransfer
 
     InProcessTransfer.finish_weight_update = actor.original_finish
 

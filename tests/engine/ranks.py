@@ -52,6 +52,6 @@ def _rank(function: Callable[..., Any], arguments: tuple[Any, ...], rank: int, r
     try:
         dist.init_process_group("gloo")
         answer = function(*arguments), None
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the parent raises it
         answer = None, traceback.format_exc()
     torch.save(answer, Path(results) / f"{rank}")

@@ -14,7 +14,7 @@ from probe import weights
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine.batch import Batch
-from engine.config import LossConfig, OptimizerConfig
+from engine.config import AlgorithmConfig, LossConfig, OptimizerConfig, RLStageConfig, SamplingConfig, StageTrainingConfig
 from engine.control.deadline import WorkerError
 from engine.trainer.session import Session
 
@@ -35,6 +35,32 @@ def batch(seed: int) -> Batch:
     prompts[2] = LENGTHS[2]  # A row without any response token.
     ids = torch.randint(7, 100, attention.shape, generator=generator) * attention
     return Batch(tensors={"input_ids": ids, "attention_mask": attention, "response_mask": attention & (position >= prompts)})
+
+
+def begin(
+    session: Session, config: OptimizerConfig, steps: int, updates: int = 1, temperature: float = TEMPERATURE, loss: LossConfig | None = None
+) -> None:
+    """A stage with these settings; its size does not matter to the calls below."""
+    stage = RLStageConfig(
+        kind="rl",
+        steps=steps,
+        prompts_per_step=2,
+        updates_per_step=updates,
+        max_prompt_tokens=32,
+        max_response_tokens=32,
+        sampling=SamplingConfig(temperature=temperature),
+        algorithm=AlgorithmConfig(loss=loss or LossConfig()),
+        training=StageTrainingConfig(optimizer=config, max_tokens_per_micro_batch=MAX_TOKENS),
+    )
+    session.actor.begin_stage(stage).get()
+
+
+def update_sft(session: Session, rows: Batch) -> dict[str, float]:
+    """One SFT step on these rows."""
+    lengths = rows.tensors["attention_mask"].sum(dim=1).tolist()
+    columns = zip(rows.tensors["input_ids"].tolist(), rows.tensors["response_mask"].tolist(), lengths, strict=True)
+    session.actor.load_rows([(ids[:length], mask[:length]) for ids, mask, length in columns]).get()
+    return session.actor.update_sft(list(range(len(rows)))).get().result()
 
 
 # Adam divides by the gradient's size. With the usual epsilon a gradient that is twice too large would not show, and rounding errors of a
@@ -103,13 +129,13 @@ def assert_same(found: dict[str, torch.Tensor], reference: Reference) -> None:
 @optimizers
 def test_sft(session: Session, tmp_path: Path, config: OptimizerConfig) -> None:
     reference = Reference(session.export(tmp_path / "model"), config, total_steps=3)
-    session.actor.reset_optimizer(config, 3).get()
+    begin(session, config, 3)
     for seed in range(3):
         rows = batch(seed)
         tokens = rows.tensors["response_mask"].sum()
         loss = -reference.log_probs(rows, 1.0).sum() / tokens
         norm = reference.step(loss)
-        metrics = session.actor.update_sft(rows, MAX_TOKENS).get().result()
+        metrics = update_sft(session, rows)
         assert metrics["sft/loss"] == pytest.approx(loss.item(), rel=1e-5)
         assert metrics["policy/gradient_norm"] == pytest.approx(norm, rel=1e-4)
     assert_same(weights(session), reference)
@@ -132,7 +158,6 @@ def test_policy_update(
     session: Session, tmp_path: Path, config: OptimizerConfig, aggregation: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> None:
     reference = Reference(session.export(tmp_path / "model"), config, total_steps=2)
-    session.actor.reset_optimizer(config, 2).get()
     rows = batch(7)
     mask = rows.tensors["response_mask"]
     advantages = torch.randn(mask.shape, generator=torch.Generator().manual_seed(8)) * mask
@@ -150,8 +175,11 @@ def test_policy_update(
         losses.append(aggregation(terms, mask[mini_batch]))
         reference.step(losses[-1])
 
-    old_future = session.actor.log_prob(rollout, TEMPERATURE, MAX_TOKENS)
-    metrics = session.actor.update(rollout, old_future, Batch(tensors={"advantages": advantages}), loss, 2, TEMPERATURE, MAX_TOKENS).get().result()
+    # One step of two updates.
+    begin(session, config, 1, updates=2, loss=loss)
+    old_log_probs = session.actor.log_prob(rollout).get()
+    columns = rollout.with_tensors(advantages=advantages, **old_log_probs.tensors)
+    metrics = session.actor.update(columns).get().result()
     assert metrics["policy/loss"] == pytest.approx(sum(value.item() for value in losses) / 2, abs=1e-5)
     assert_same(weights(session), reference)
     # The second mini-batch's ratios are no longer 1, else all of this would be policy gradient without clipping.
@@ -162,7 +190,8 @@ def test_log_probs_come_back_in_their_rows(session: Session, tmp_path: Path) -> 
     # Mutation: results in the order of the micro-batches, which are sorted by length.
     reference = Reference(session.export(tmp_path / "model"), OPTIMIZERS[0], 1)
     rows = batch(11)
-    scored = session.actor.log_prob(rows, TEMPERATURE, MAX_TOKENS).get()
+    begin(session, OPTIMIZERS[0], 1)
+    scored = session.actor.log_prob(rows).get()
     with torch.no_grad():
         expected = reference.log_probs(rows, TEMPERATURE)
         logits = reference.model(input_ids=rows.tensors["input_ids"]).logits[:, :-1] / TEMPERATURE
@@ -177,22 +206,22 @@ def test_fewer_rows_than_ranks(session: Session, tmp_path: Path) -> None:
     reference = Reference(session.export(tmp_path / "model"), config, total_steps=1)
     rows = batch(13).rows(slice(3, 4))
     reference.step(-reference.log_probs(rows, 1.0).sum() / rows.tensors["response_mask"].sum())
-    session.actor.reset_optimizer(config, 1).get()
-    session.actor.update_sft(rows, MAX_TOKENS).get()
+    begin(session, config, 1)
+    update_sft(session, rows)
     assert_same(weights(session), reference)
 
 
 def test_a_gradient_that_is_not_finite_is_not_taken(session: Session) -> None:
-    session.actor.reset_optimizer(OptimizerConfig(learning_rate=1e-2, max_consecutive_skips=3), 9).get()
+    begin(session, OptimizerConfig(learning_rate=1e-2, max_consecutive_skips=3), 9, temperature=1.0)
     rows = batch(14)
     mask = rows.tensors["response_mask"]
     rollout = rows.with_tensors(rollout_log_probs=torch.zeros(mask.shape))
-    old = session.actor.log_prob(rollout, 1.0, MAX_TOKENS)
+    old = session.actor.log_prob(rollout).get()
 
     def update(advantage: float) -> dict[str, float]:
         advantages = torch.ones(mask.shape)
         advantages[-1] = advantage  # In a row of rank 1: rank 0 must skip as well.
-        return session.actor.update(rollout, old, Batch(tensors={"advantages": advantages}), LossConfig(), 1, 1.0, MAX_TOKENS).get().result()
+        return session.actor.update(rollout.with_tensors(advantages=advantages, **old.tensors)).get().result()
 
     start = weights(session)
     # Mutations: step in spite of the norm; decide by each rank's own gradients; raise after one skip; count skips that are not in a row.

@@ -3,19 +3,22 @@
 import math
 import random
 import threading
-from typing import get_args
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import RewardConfig
+from engine.batch import Batch
+from engine.config import EngineConfig, RewardConfig
 from engine.prompts import Prompt
-from engine.rewards.registry import REWARDS
 from engine.rewards.answers import after_thinking, last_boxed
 from engine.rewards.exact_match import exact_match
+from engine.rewards.registry import REWARDS
 from engine.rewards.scoring import score
+from engine.workers.reward import RewardWorker
 
 RIGHT_BOX = r"\boxed{5}"
 
@@ -142,20 +145,54 @@ def test_every_kind_of_real_number_becomes_a_float(monkeypatch: pytest.MonkeyPat
     assert type(scores[0]) is float
 
 
+def worker() -> RewardWorker:
+    return RewardWorker(config=EngineConfig(max_context_tokens=8), model_directory=Path(), device="cpu", dtype="float32", rank=0, ranks=1)
+
+
 def test_shuffle_deals_the_same_scores_out_anew() -> None:
-    config = RewardConfig(default="exact_match", shuffle=True)
-    responses = [RIGHT_BOX] * 10 + ["wrong"] * 30
-    prompts = [prompt(number) for number in range(40)]
+    scores = Batch(tensors={"reward": torch.tensor([1.0] * 10 + [0.0] * 30)})
+
+    def shuffled(*seed: int) -> list[float]:
+        return worker().combine(scores, {}, seed).tensors["reward"].tolist()
+
     random.seed(1)
     np.random.seed(1)
     before = random.getstate(), np.random.get_state()[1].tolist()
-    first = score(config, responses, prompts, seed=(7, 1))
+    first = shuffled(7, 1)
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # Mutation: np.random.shuffle.
     assert sum(first) == 10
     assert first != [1.0] * 10 + [0.0] * 30  # Mutation: return the scores as they are.
-    assert first == score(config, responses, prompts, seed=(7, 1))
-    assert first != score(config, responses, prompts, seed=(7, 2))
+    assert first == shuffled(7, 1)
+    assert first != shuffled(7, 2)
 
 
-def test_registry_and_configuration_offer_the_same_names() -> None:
-    assert sorted(get_args(RewardConfig.model_fields["default"].annotation)) == registry.names()
+def test_annotators_scores_count_by_their_weight() -> None:
+    scores = Batch(tensors={"reward": torch.tensor([1.0, 0.0]), "judge/score": torch.tensor([4.0, -2.0]), "other/score": torch.tensor([9.0, 9.0])})
+    # 1 + 0.5 x 4 and 0 - 0.5 x 2; what has no weight counts nothing. Mutation: the weight left out.
+    assert worker().combine(scores, {"judge": 0.5}, None).tensors["reward"].tolist() == [3.0, -1.0]
+
+
+def test_what_was_scored_ahead_is_not_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def reward(response: str, ground_truth: str) -> float:
+        asked.append(response)
+        return float(len(response))
+
+    monkeypatch.setattr("engine.rewards.exact_match.exact_match", reward)
+    judge = worker()
+    judge.use(RewardConfig(default="exact_match"))
+    judge.load_prompts("set", [prompt(0), prompt(1)])
+    judge.score_ahead([("set", 0, "long"), ("set", 1, "longer")])
+    rollout = Batch(tensors={"prompt": torch.tensor([1, 0, 0])}, objects={"response": ["longer", "long", "new"]}, meta={"prompt_set": "set"})
+    assert judge.score(rollout).tensors["reward"].tolist() == [6.0, 4.0, 3.0]
+    # Mutations: score everything again; keep what was scored ahead for a later step, which may score otherwise.
+    assert asked == ["long", "longer", "new"]
+    judge.score(rollout)
+    assert asked[3:] == ["longer", "long", "new"]
+
+
+def test_the_configuration_refuses_rewards_that_there_are_not() -> None:
+    with pytest.raises(ValueError, match=r"by_data_source\.sums: no reward is called 'exact_mach': did you mean exact_match"):
+        RewardConfig(by_data_source={"sums": "exact_mach"})
+    assert RewardConfig(default="my_rewards.polite:polite").default == "my_rewards.polite:polite"

@@ -102,7 +102,7 @@ def test_light_commands_import_nothing_heavy(argv: list[str]) -> None:
 def test_list_names_recipes_algorithms_and_rewards(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list"]) == 0
     out = capsys.readouterr().out
-    for name in ("polaris_tiny", "smollm2_sums", "dr_grpo", "exact_match", "math_verify", "two_cpu"):
+    for name in ("polaris_tiny", "smollm2_sums", "dr_grpo", "exact_match", "math_verify", "colocated"):
         assert name in out
 
 

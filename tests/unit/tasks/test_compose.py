@@ -122,7 +122,7 @@ MISTAKES = {
         ("hydra.run.dir=/tmp", "hydra.run.dir: Hydra only composes here; its own settings have no effect. Take it out"),
     ],
     "groups and grammar": [
-        ("resources=tw_cpu", "resources: there is no conf/resources/tw_cpu.yaml (did you mean two_cpu?); there are: eight_gpu, "),
+        ("resources=colocatd", "resources: there is no conf/resources/colocatd.yaml (did you mean colocated?); there are: colocated, "),
         ("data=[chain_sum]", "data: there is no conf/data/["),
         ("model=null", "model: there is no conf/model/null.yaml; there are: "),
         ("algoritm@stages.rl.algorithm=grpo", "algoritm: unknown group (did you mean algorithm?); there are: algorithm, data, "),
@@ -180,7 +180,7 @@ def test_each_mistake_is_named_with_what_to_do_and_all_at_once(mistakes: list[tu
 
 
 def test_an_unknown_recipe_is_told_together_with_what_the_overrides_get_wrong_by_themselves() -> None:
-    lines = problems("recipe=polaris_tny", "seed=-1", "sed=3", "resources=two_cpus", "stages.rl.steps=4", "algorithm@stages.rl.algorithm=dr_grpo")
+    lines = problems("recipe=polaris_tny", "seed=-1", "sed=3", "resources=colocateds", "stages.rl.steps=4", "algorithm@stages.rl.algorithm=dr_grpo")
     assert lines[0].startswith("recipe: unknown recipe 'polaris_tny' (did you mean polaris_tiny?); there are: polaris_tiny, ")
     assert [line.partition(":")[0] for line in lines[1:]] == ["resources", "seed", "sed"]
     assert problems("seed=3")[0].startswith("recipe: not given; say recipe=NAME once; there are:")

@@ -12,7 +12,7 @@ from engine.events import EvaluationProgressed, SamplesGenerated, StageFinished,
 from engine.statistics import Interval
 from tasks import journal
 from tasks.accuracy import Accuracy
-from tasks.journal import DatasetUsed, EvaluationFinished, FigureDrawn, ModelSaved, RunFinished, RunStarted
+from tasks.journal import DatasetUsed, EvaluationFinished, FileSaved, ModelSaved, RunFinished, RunStarted
 
 HALF = Interval(mean=0.5, low=0.25, high=0.75)
 ACCURACY = Accuracy(samples_per_prompt=8, prompts=3, average=HALF, greedy=HALF, average_by_difficulty={"2": HALF}, greedy_by_difficulty={"2": HALF})
@@ -28,7 +28,7 @@ EVENTS = [
     EvaluationProgressed(label="rl", done=1, total=2),
     StageFinished(stage="rl", steps=2, seconds=3.0),
     ModelSaved(stage="rl", step=2, directory="model"),
-    FigureDrawn(stage=None, file="reward.png"),
+    FileSaved(stage=None, file="reward.png", folder="plots"),
     RunFinished(status="FAILED", reason="ValueError: x", summary={"stages": []}, lineage={"seed": 0}, note="| a |"),
 ]
 
