@@ -42,7 +42,7 @@ class TensorParallelBackend(FSDPBackend):
     def _arrange(self, model: ResponseModel, config: TrainingConfig) -> DeviceMesh:
         ranks = dist.get_world_size()
         data = self.mesh(config, ranks).parts
-        _check(model, ranks // data)
+        check_divisible(model, ranks // data)
         devices = init_device_mesh(self._device.type, (data, ranks // data), mesh_dim_names=("data", "tensor"))
         model.causal.to(self._device)
         for layer in decoder_layers(model.causal):
@@ -66,7 +66,7 @@ def _plan(layer: nn.Module) -> dict[str, ParallelStyle]:
     return plan | {name: SequenceParallel(sequence_dim=2, use_local_output=True) for name in HEAD_NORMS if name in present}
 
 
-def _check(model: ResponseModel, size: int) -> None:
+def check_divisible(model: ResponseModel, size: int) -> None:
     """ValueError for a model that cannot be divided by `size`, or that is not made of the layers above."""
     config: PreTrainedConfig = model.causal.config
     for layer in decoder_layers(model.causal):

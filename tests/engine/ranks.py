@@ -48,10 +48,10 @@ def run(function: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]:
 def _rank(function: Callable[..., Any], arguments: tuple[Any, ...], rank: int, ranks: int, port: int, results: str) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    answer: tuple[Any, str | None]
     try:
         dist.init_process_group("gloo")
-        answer = function(*arguments), None
+        answer = function(*arguments)
     except BaseException:  # noqa: BLE001 - the parent raises it
-        answer = None, traceback.format_exc()
-    torch.save(answer, Path(results) / f"{rank}")
+        torch.save((None, traceback.format_exc()), Path(results) / f"{rank}")
+        raise
+    torch.save((answer, None), Path(results) / f"{rank}")

@@ -68,7 +68,7 @@ def test_whole_numbers_are_numbers() -> None:
 
 
 def test_control_arm_without_learning_is_allowed() -> None:
-    assert TrainingConfig(optimizer=OptimizerConfig(learning_rate=0.0)).optimizer.learning_rate == 0
+    assert StageTrainingConfig(optimizer=OptimizerConfig(learning_rate=0.0)).optimizer.learning_rate == 0
 
 
 @given(seed=st.integers(0, 2**31 - 1), ranks=st.integers(1, 64), difference=st.none() | st.floats(1e-9, 1.0))
