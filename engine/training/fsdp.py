@@ -1,19 +1,23 @@
 """Training with PyTorch's fully sharded data parallelism, second version (`fully_shard`): every parameter is a DTensor."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from engine.batch import Batch
-from engine.config import OptimizerConfig
-from engine.training.backend import OptimizerStep, TokenScores
+from engine.config import OptimizerConfig, TrainingConfig
+from engine.control.mesh import Mesh
+from engine.training.backend import Head, OptimizerStep, TokenScores
+from engine.training.build import build, decoder_layers, read
 from engine.training.optimizer import adamw, learning_rate
+from engine.training.scoring import ResponseModel, ValueModel
+from engine.training.shards import clip_gradients, load_optimizer_state, local, optimizer_state, take, to_host, whole
 
 
 class NonFiniteGradientError(RuntimeError):
@@ -21,43 +25,78 @@ class NonFiniteGradientError(RuntimeError):
 
 
 class FSDPBackend:
-    """One rank's shard of the model. Parameters are kept in float32; `dtype` is what forward and backward compute in."""
+    """One rank's shard of the model. Parameters are kept in float32 (float64 for that `dtype`); `dtype` is what forward and backward compute in."""
 
-    def __init__(self, model_directory: Path, mesh: DeviceMesh, dtype: torch.dtype) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32, attn_implementation="sdpa")
-        self.config = self.model.config
-        self._mesh = mesh
-        # Gradients are summed in float32 whatever the layers compute in.
-        precision = MixedPrecisionPolicy(param_dtype=None if dtype is torch.float32 else dtype, reduce_dtype=torch.float32)
-        for layer in self.model.model.layers:
-            fully_shard(layer, mesh=mesh, mp_policy=precision)
-        self._sharded: FSDPModule = fully_shard(self.model, mesh=mesh, mp_policy=precision)
-        self.model.train()
+    data_group: dist.ProcessGroup | None = None
+
+    def __init__(self, model_directory: Path, head: Head, config: TrainingConfig, dtype: torch.dtype, device: torch.device) -> None:
+        if config.offload and device.type == "cpu":
+            raise ValueError("training.offload=true moves state from a GPU to the host, and these ranks run on the host; leave it out")
+        self._device = device
+        self._kept = torch.promote_types(dtype, torch.float32)
+        model = build(model_directory, head, config, self._kept)
+        self.config = model.causal.config
+        self._data_mesh = self._arrange(model, config)
+        self._shard(model, dtype, CPUOffloadPolicy() if config.offload else OffloadPolicy())
+        self._model = model
         self._optimizer: torch.optim.AdamW | None = None
+
+    @classmethod
+    def mesh(cls, config: TrainingConfig, ranks: int) -> Mesh:
+        """See `TrainingBackend`."""
+        if config.shard_ranks is not None and ranks % config.shard_ranks:
+            raise ValueError(f"training.shard_ranks={config.shard_ranks} does not divide the {ranks} ranks of the pool; choose a divisor")
+        return Mesh.grouped(ranks)
+
+    def _arrange(self, model: ResponseModel, config: TrainingConfig) -> DeviceMesh:
+        """The mesh over which data is divided; two-dimensional (copies x shards) for hybrid sharding, as in arXiv:2304.11277, section 3.2.2."""
+        ranks = dist.get_world_size()
+        self.mesh(config, ranks)
+        shards = config.shard_ranks or ranks
+        if shards == ranks:
+            return init_device_mesh(self._device.type, (ranks,), mesh_dim_names=("shard",))
+        return init_device_mesh(self._device.type, (ranks // shards, shards), mesh_dim_names=("replicate", "shard"))
+
+    def _shard(self, model: ResponseModel, dtype: torch.dtype, offload: OffloadPolicy) -> None:
+        # Gradients are summed in float32 whatever the layers compute in.
+        mixed = MixedPrecisionPolicy(param_dtype=None if dtype is self._kept else dtype, reduce_dtype=self._kept)
+        for layer in decoder_layers(model.causal):
+            fully_shard(layer, mesh=self._data_mesh, mp_policy=mixed, offload_policy=offload)
+        if isinstance(model, ValueModel):
+            fully_shard(model.value_head, mesh=self._data_mesh, mp_policy=MixedPrecisionPolicy(), offload_policy=offload)
+        self._root: FSDPModule = fully_shard(model, mesh=self._data_mesh, mp_policy=mixed, offload_policy=offload)
+
+    def load(self, model_directory: Path) -> None:
+        """See `TrainingBackend`. ValueError where the directory holds another architecture."""
+        found = dict(read(model_directory, self._kept).named_parameters())
+        for name, parameter in self._parameters().items():
+            if name.startswith("value_head."):
+                local(parameter).zero_()
+                continue
+            if name not in found or found[name].shape != parameter.shape:
+                raise ValueError(f"{model_directory} does not hold the model that is being trained: {name} {tuple(parameter.shape)} is not in it")
+            take(parameter, found[name].detach())
 
     def reset_optimizer(self, config: OptimizerConfig, total_steps: int) -> None:
         """See `TrainingBackend`."""
         self._optimizer_config = config
-        self._optimizer = adamw(self.model.parameters(), config)
+        self._optimizer = adamw([parameter for parameter in self._parameters().values() if parameter.requires_grad], config)
         self._steps_done = 0
         self._total_steps = total_steps
         self._consecutive_skips = 0
 
-    def score(self, input_ids: torch.Tensor, mask: torch.Tensor, temperature: float) -> TokenScores:
-        """See `TrainingBackend`. Position 0 has no log-prob, so `mask[:, 0]` must be False.
+    def score(self, batch: Batch, temperature: float) -> TokenScores:
+        """See `TrainingBackend`. Position 0 has no log-prob: ValueError where the mask is True there."""
+        return TokenScores(*self._model(*self._inputs(batch), temperature))
 
-        Padding stands on the right, where causal attention keeps it out of every real token: no attention mask is needed.
-        """
-        hidden = self.model(input_ids=input_ids, use_cache=False).logits[:, :-1]
-        wanted = mask[:, 1:]
-        # Only the masked positions go through the softmax: [N, V] with N the number of response tokens.
-        logits = hidden[wanted].float() / temperature
-        log_softmax = F.log_softmax(logits, dim=-1)
-        chosen = log_softmax.gather(-1, input_ids[:, 1:][wanted].unsqueeze(-1)).squeeze(-1)
-        with torch.no_grad():
-            spread = -(log_softmax.exp() * log_softmax).sum(-1)
-        zeros = torch.zeros(input_ids.shape, dtype=torch.float32, device=input_ids.device)
-        return TokenScores(log_probs=zeros.masked_scatter(mask, chosen), entropy=zeros.masked_scatter(mask, spread))
+    def values(self, batch: Batch) -> torch.Tensor:
+        """See `TrainingBackend`. ValueError where the mask is True at position 0, which has no state before it."""
+        return self._model(*self._inputs(batch))
+
+    def _inputs(self, batch: Batch) -> list[torch.Tensor]:
+        if batch.tensors["response_mask"][:, 0].any():
+            raise ValueError("response_mask is True at position 0; a response needs at least one token before it")
+        return [batch.tensors[name].to(self._device) for name in ("input_ids", "attention_mask", "response_mask")]
 
     def optimizer_step(self, micro_batches: Sequence[Batch], loss: Callable[[Batch], torch.Tensor]) -> OptimizerStep:
         """See `TrainingBackend`. Raises `NonFiniteGradientError` after `max_consecutive_skips` skipped steps in a row."""
@@ -67,11 +106,10 @@ class FSDPBackend:
         self._optimizer.zero_grad(set_to_none=True)
         for position, micro_batch in enumerate(micro_batches):
             # Gradients are reduced over the ranks once, after the last backward.
-            self._sharded.set_requires_gradient_sync(position == len(micro_batches) - 1)
-            # FSDP averages over the ranks; losses carry global denominators and must be summed.
-            torch.autograd.backward(loss(micro_batch) * self._mesh.size())
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.max_gradient_norm)
-        gradient_norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+            self._root.set_requires_gradient_sync(position == len(micro_batches) - 1)
+            # FSDP averages over the ranks that divide the data; losses carry global denominators and must be summed.
+            torch.autograd.backward(loss(micro_batch) * self._data_mesh.size())
+        gradient_norm = clip_gradients(self._model.parameters(), config.max_gradient_norm)
         rate = learning_rate(config, self._steps_done, self._total_steps)
         skipped = not torch.isfinite(torch.tensor(gradient_norm)).item()
         self._steps_done += 1
@@ -89,7 +127,41 @@ class FSDPBackend:
 
     def full_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         """See `TrainingBackend`. Tensors are cast before they go over the wire; a tied output head is not given a second time."""
-        self._sharded.reshard()  # after a forward the root's own parameters stay whole, as plain tensors
-        for name, parameter in self.model.named_parameters():
-            shard = parameter.detach().to(dtype)
-            yield name, shard.full_tensor() if isinstance(shard, DTensor) else shard
+        for name, parameter in self._parameters().items():
+            yield name, whole(parameter.detach().to(dtype))
+
+    def adapter_weights(self) -> dict[str, torch.Tensor]:
+        """See `TrainingBackend`."""
+        return {}
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """See `TrainingBackend`."""
+        raise RuntimeError("the model has no adapter to do without; set training.lora")
+
+    def state(self) -> dict[str, Any]:
+        """See `TrainingBackend`."""
+        kept: dict[str, Any] = {"parameters": {name: to_host(parameter) for name, parameter in self._parameters().items()}}
+        if self._optimizer is not None:
+            kept |= {
+                "optimizer": optimizer_state(self._optimizer),
+                "optimizer_config": self._optimizer_config.model_dump(mode="json"),
+                "schedule": [self._steps_done, self._total_steps, self._consecutive_skips],
+            }
+        return kept
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """See `TrainingBackend`. The optimizer and its settings are those of the state, whatever `reset_optimizer` said before."""
+        for name, parameter in self._parameters().items():
+            local(parameter).copy_(state["parameters"][name])
+        self._optimizer = None
+        if "optimizer" in state:
+            _, total_steps, _ = state["schedule"]
+            self.reset_optimizer(OptimizerConfig.model_validate(state["optimizer_config"]), total_steps)
+            assert self._optimizer is not None
+            load_optimizer_state(self._optimizer, state["optimizer"])
+            self._steps_done, self._total_steps, self._consecutive_skips = state["schedule"]
+
+    def _parameters(self) -> dict[str, torch.nn.Parameter]:
+        """This rank's shards by their checkpoint names."""
+        self._root.reshard()  # after a forward the root's own parameters stay whole, as plain tensors
+        return {name.removeprefix("causal."): parameter for name, parameter in self._model.named_parameters()}

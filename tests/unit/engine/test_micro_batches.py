@@ -1,5 +1,7 @@
 """Cutting a rank's rows into passes: nothing lost, nothing twice, nothing too large, and as many passes on every rank."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -20,19 +22,25 @@ def batch(lengths: list[int]) -> Batch:
     )
 
 
+def rows(parts: list[Batch]) -> list[list[int]]:
+    return [part.tensors["row"].tolist() for part in parts]
+
+
 lengths_of_rows = st.lists(st.integers(1, 30), min_size=1, max_size=25)
+both_ways = pytest.mark.parametrize("padded", [True, False], ids=["padded", "packed"])
 
 
-# Mutations: `max_tokens // widest` without its `max(1, ...)` (a row that is too long: no end); the sum of lengths instead of rows x widest;
-# ascending order (later rows are longer than the first, and the bound is broken).
+# Mutations: a row that is too long finds no part (it is lost, or there is no end); the sum of lengths instead of rows x widest, padded;
+# ascending order, padded (later rows are longer than the first, and the bound is broken); `<` instead of `<=`.
+@both_ways
 @given(lengths=lengths_of_rows, max_tokens=st.integers(1, 100))
-def test_every_row_once_and_none_too_large(lengths: list[int], max_tokens: int) -> None:
+def test_every_row_once_and_none_too_large(padded: bool, lengths: list[int], max_tokens: int) -> None:
     whole = batch(lengths)
-    parts = micro_batches(whole, max_tokens)
-    assert sorted(row for part in parts for row in part.tensors["row"].tolist()) == list(range(1, len(lengths) + 1))
+    parts = micro_batches(whole, max_tokens, padded=padded, group=None)
+    assert sorted(itertools.chain(*rows(parts))) == list(range(1, len(lengths) + 1))
     for part in parts:
         ids, mask = part.tensors["input_ids"], part.tensors["attention_mask"]
-        assert len(part) == 1 or ids.numel() <= max_tokens
+        assert len(part) == 1 or (ids.numel() if padded else int(mask.sum())) <= max_tokens
         # Trimmed, and no further than its longest row.
         assert ids.shape[1] == max(lengths[row - 1] for row in part.tensors["row"].tolist())
         assert mask.sum(dim=1).tolist() == [lengths[row - 1] for row in part.tensors["row"].tolist()]
@@ -41,30 +49,43 @@ def test_every_row_once_and_none_too_large(lengths: list[int], max_tokens: int) 
 
 
 @given(lengths=lengths_of_rows)
-def test_rows_of_similar_length_stand_together(lengths: list[int]) -> None:
+def test_rows_of_similar_length_stand_together_where_padding_counts(lengths: list[int]) -> None:
     # Mutation: leave the order as it is: a long row widens every pass.
-    parts = micro_batches(batch(lengths), 60)
+    parts = micro_batches(batch(lengths), 60, padded=True, group=None)
     spans = [part.tensors["attention_mask"].sum(dim=1) for part in parts]
     assert torch.cat(spans).tolist() == sorted(lengths, reverse=True)
 
 
+@given(lengths=lengths_of_rows, max_tokens=st.integers(30, 100))
+def test_packed_passes_are_full(lengths: list[int], max_tokens: int) -> None:
+    # Mutation: look at the last part only (next fit): a short row would have fitted into an earlier one.
+    tokens = [int(part.tensors["attention_mask"].sum()) for part in micro_batches(batch(lengths), max_tokens, padded=False, group=None)]
+    shortest = [int(part.tensors["attention_mask"].sum(dim=1).min()) for part in micro_batches(batch(lengths), max_tokens, padded=False, group=None)]
+    for later in range(1, len(tokens)):
+        assert all(earlier + shortest[later] > max_tokens for earlier in tokens[:later])
+
+
 def test_an_example() -> None:
-    # Sorted: 9, 6, 5, 3. Two rows of width 9 have 18 > 12 tokens; two of width 6 have 12; the 3 is left.
-    parts = micro_batches(batch([5, 9, 3, 6]), 12)
-    assert [part.tensors["row"].tolist() for part in parts] == [[2], [4, 1], [3]]
+    # Padded: two rows of width 9 have 18 > 12 tokens; two of width 6 have 12; the 3 is left. Packed: 9 + 3 and 6 + 5 tokens.
+    assert rows(micro_batches(batch([5, 9, 3, 6]), 12, padded=True, group=None)) == [[2], [4, 1], [3]]
+    assert rows(micro_batches(batch([5, 9, 3, 6]), 12, padded=False, group=None)) == [[2, 3], [4, 1]]
 
 
+@both_ways
 @pytest.mark.parametrize(("lengths", "own"), [([4, 4], 1), ([], 0)], ids=["fewer parts", "no row"])
-def test_every_rank_makes_as_many(monkeypatch: pytest.MonkeyPatch, lengths: list[int], own: int) -> None:
-    def another_rank_has_three(wanted: torch.Tensor, op: object) -> None:
+def test_every_rank_makes_as_many(monkeypatch: pytest.MonkeyPatch, padded: bool, lengths: list[int], own: int) -> None:
+    asked = object()
+
+    def another_rank_has_three(wanted: torch.Tensor, op: object, group: object) -> None:
         assert op is torch.distributed.ReduceOp.MAX
+        assert group is asked  # Mutation: ask all ranks; those that share a model's layers would be waited for twice, or for ever.
         assert wanted.item() == own
         wanted.fill_(3)
 
     monkeypatch.setattr(module.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(module.dist, "all_reduce", another_rank_has_three)
     whole = batch(lengths)
-    parts = micro_batches(whole, 100)
+    parts = micro_batches(whole, 100, padded=padded, group=asked)  # type: ignore[arg-type]
     # Mutations: as many as this rank needs (the others would wait for it for ever); repeat a real part (its rows would count twice).
     assert len(parts) == 3
     for part in parts[own:]:
