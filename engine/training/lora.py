@@ -1,17 +1,17 @@
 """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685, section 4.1), with the layers and the checkpoint format of the library peft.
 
 An adapted layer computes W x + alpha / rank * B A x; W is frozen, A [rank, in] starts random, and B [out, rank] starts at zero. Nothing here
-knows how parameters are sharded: where whole ones are needed, the caller says how a parameter is made whole.
+knows how parameters are sharded: where whole ones are needed, the caller says how a parameter is made whole. peft is imported where it is
+called, because that takes seconds, and models without adapters come through here as well.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig, TaskType, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from transformers import PreTrainedModel
 
 from engine.atomic import atomic_directory
 from engine.config import LoRAConfig
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 ADAPTER = "default"
 """peft's name of the one adapter; it is part of the names of parameters, and not of those in a checkpoint."""
@@ -38,6 +41,8 @@ def add_adapters(model: PreTrainedModel, config: LoRAConfig) -> None:
     Raises:
         ValueError: a target module that is not a linear layer of the model; the key and the names that exist are in the message.
     """
+    from peft import inject_adapter_in_model
+
     described = _peft_config(config, _targets(model, config.target_modules))
     with torch.random.fork_rng(devices=[]):  # peft draws a start of its own, which is replaced below
         inject_adapter_in_model(described, model, adapter_name=ADAPTER)
@@ -72,7 +77,8 @@ def base_name(name: str) -> str:
 def merged_weights(model: nn.Module, whole: Whole, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """The base model's parameters by their names without adapters, one at a time, with W + alpha / rank * B A in place of W.
 
-    The sum is formed in the type that parameters are kept in, and cast to `dtype` then. A tied output head is not given a second time.
+    The sum is formed in the type that parameters are kept in, and cast to `dtype` then; all other parameters are cast before they are made
+    whole. A tied output head is not given a second time. A model without adapters gives its parameters as they are.
     """
     layers = _adapted(model)
     for name, parameter in model.named_parameters():
@@ -87,9 +93,9 @@ def merged_weights(model: nn.Module, whole: Whole, dtype: torch.dtype) -> Iterat
 
 
 def adapter_weights(model: nn.Module, whole: Whole) -> dict[str, Tensor]:
-    """The adapters alone, whole, on the host, by the names of peft's checkpoints."""
+    """A copy of the adapters alone, whole, on the host, by the names of peft's checkpoints."""
     return {
-        PREFIX + name.replace(f".{ADAPTER}.", "."): whole(parameter.detach()).cpu()
+        PREFIX + name.replace(f".{ADAPTER}.", "."): whole(parameter.detach()).to("cpu", copy=True)
         for name, parameter in model.named_parameters()
         if is_adapter(name)
     }
@@ -136,11 +142,13 @@ def export_adapter(directory: Path, weights: Mapping[str, Tensor], config: LoRAC
                     raise OSError(f"{directory}: tensor {name} differs from what was written; the disk may be full or faulty")
 
 
-def _adapted(model: nn.Module) -> dict[str, LoraLayer]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+def _adapted(model: nn.Module) -> dict[str, Any]:
+    return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
 
 
-def _peft_config(config: LoRAConfig, targets: list[str]) -> LoraConfig:
+def _peft_config(config: LoRAConfig, targets: list[str]) -> "LoraConfig":
+    from peft import LoraConfig, TaskType
+
     return LoraConfig(task_type=TaskType.CAUSAL_LM, r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0, bias="none")
 
 

@@ -229,6 +229,16 @@ def test_the_export_loads_in_peft_and_computes_the_same(tmp_path: Path, config: 
         assert "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight" in file.keys()  # noqa: SIM118 (not a mapping)
 
 
+def test_adapter_weights_are_a_copy() -> None:
+    # Mutation: `.cpu()`, which on a host with one rank is the live parameter; the next optimizer step would change what was given out.
+    model = adapted()
+    given = adapter_weights(model, same)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert all(tensor.ne(0).any() for tensor in given.values())
+
+
 def test_the_export_is_what_peft_itself_would_save(tmp_path: Path) -> None:
     model = adapted()
     export_adapter(tmp_path / "ours", adapter_weights(model, same), LORA)
