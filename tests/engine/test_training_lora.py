@@ -91,6 +91,20 @@ def train(directory: Path, config: TrainingConfig, head: str) -> dict[str, Any]:
     return seen
 
 
+def half_precision(directory: Path) -> dict[str, Any]:
+    """Kept in float32, computed in bfloat16."""
+    backend = FSDPBackend(directory, "policy", TrainingConfig(lora=LORA), torch.bfloat16, torch.device("cpu"))
+    rows = batch(0)
+    with torch.no_grad():
+        seen = {"start": backend.score(rows, 1.0).log_probs}
+    backend.reset_optimizer(OPTIMIZER, STEPS)
+    for _ in range(STEPS):
+        backend.optimizer_step([rows], lambda part: (backend.score(part, 1.0).log_probs * part.tensors["weights"]).sum())
+    with torch.no_grad(), backend.without_adapter():
+        seen["off"] = backend.score(rows, 1.0).log_probs
+    return seen | {"adapter": backend.adapter_weights(), "weights": dict(backend.full_weights(torch.float32))}
+
+
 def full_training(directory: Path) -> tuple[dict[str, torch.Tensor], str]:
     backend = open_backend(directory, TrainingConfig())
     try:
@@ -174,6 +188,18 @@ def test_a_critic_trains_its_head_beside_the_adapters(model_directory: Path) -> 
     for seen in run(train, 2, model_directory, config, "value"):
         equal(seen["norms"], whole["norms"], 1e-9)
         equal(seen["weights"], whole["weights"], 1e-9)
+
+
+def test_mixed_precision_keeps_and_merges_in_float32(model_directory: Path) -> None:
+    # Mutation: merge in the type that layers compute in.
+    base = dict(AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32).named_parameters())
+    for seen in run(half_precision, 2, model_directory):
+        assert torch.equal(seen["off"], seen["start"])
+        a, b = (seen["adapter"][f"base_model.model.model.layers.1.mlp.up_proj.lora_{side}.weight"] for side in "AB")
+        assert a.dtype == b.dtype == torch.float32
+        assert b.ne(0).any()
+        name = "model.layers.1.mlp.up_proj.weight"
+        equal(seen["weights"][name], base[name].detach() + 1.5 * b @ a, 1e-6)
 
 
 def test_full_training_has_no_adapter(model_directory: Path) -> None:
