@@ -14,12 +14,10 @@ class Packing:
     """[N] int64: of each token in the flattened [B * T]."""
     position: torch.Tensor
     """[N] int64: of each token in its sample, from 0."""
-    row: torch.Tensor
-    """[N] int64: the sample of each token."""
+    lengths: list[int]
+    """Tokens of each of the B samples."""
     starts: torch.Tensor
     """[B + 1] int32: the first token of each sample, and N."""
-    longest: int
-    """Tokens of the longest sample."""
 
     @classmethod
     def of(cls, attention_mask: torch.Tensor) -> Self:
@@ -32,22 +30,8 @@ class Packing:
         lengths = mask.sum(dim=1)
         place = mask.flatten().nonzero().squeeze(1)
         starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-        columns = mask.shape[1]
-        return cls(place=place, position=place % columns, row=place // columns, starts=starts, longest=int(lengths.max()))
+        return cls(place=place, position=place % mask.shape[1], lengths=lengths.tolist(), starts=starts)
 
     def pack(self, padded: torch.Tensor) -> torch.Tensor:
         """[B, T, ...] to [N, ...]."""
         return padded.flatten(0, 1)[self.place]
-
-    def rows(self, packed: torch.Tensor) -> torch.Tensor:
-        """[N, ...] to [B, longest, ...], with zeros behind each sample."""
-        padded = packed.new_zeros((len(self.starts) - 1) * self.longest, *packed.shape[1:])
-        return padded.index_copy(0, self._place_in_rows, packed).view(-1, self.longest, *packed.shape[1:])
-
-    def unrows(self, padded: torch.Tensor) -> torch.Tensor:
-        """[B, longest, ...] back to [N, ...]."""
-        return padded.flatten(0, 1)[self._place_in_rows]
-
-    @property
-    def _place_in_rows(self) -> torch.Tensor:
-        return self.row * self.longest + self.position
