@@ -63,6 +63,8 @@ class TrainingConfig(Settings):
             raise ValueError("shard_ranks belongs to backend=fsdp; tensor_parallel_ranks says how tensor_parallel divides a model")
         if self.tensor_parallel_ranks is not None and self.backend == "fsdp":
             raise ValueError("tensor_parallel_ranks belongs to backend=tensor_parallel; set that, or leave it out")
+        if self.lora is not None and self.backend == "tensor_parallel":
+            raise ValueError("lora: backend=tensor_parallel does not divide adapters; set backend=fsdp, or leave lora out")
         return self
 
     def data_parts(self, ranks: int) -> int:

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from engine.config import TrainingConfig
 from engine.training.attention import PACKED, check_packable
 from engine.training.backend import Head
+from engine.training.lora import add_adapters
 from engine.training.scoring import PolicyModel, ResponseModel, ValueModel
 
 
@@ -29,7 +30,7 @@ def build(model_directory: Path, head: Head, config: TrainingConfig, dtype: torc
     if config.gradient_checkpointing:
         causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if config.lora is not None:
-        raise ValueError("training.lora is not available with this backend; leave it out")
+        add_adapters(causal, config.lora)  # Before the value head is there, which is trained beside them.
     model = ValueModel(causal, config.pack_sequences) if head == "value" else _policy(causal, config)
     return model.train()  # Layers recompute only what was kept while training.
 

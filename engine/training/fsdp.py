@@ -15,6 +15,7 @@ from engine.config import OptimizerConfig, TrainingConfig
 from engine.control.mesh import Mesh
 from engine.training.backend import Head, OptimizerStep, TokenScores
 from engine.training.build import build, decoder_layers, read
+from engine.training.lora import adapter_weights, adapters_off, base_name, merged_weights, starting_adapters
 from engine.training.optimizer import adamw, learning_rate
 from engine.training.scoring import ResponseModel, ValueModel
 from engine.training.shards import clip_gradients, load_optimizer_state, local, optimizer_state, take, to_host, whole
@@ -67,12 +68,13 @@ class FSDPBackend:
         self._root: FSDPModule = fully_shard(model, mesh=self._data_mesh, mp_policy=mixed, offload_policy=offload)
 
     def load(self, model_directory: Path) -> None:
-        """See `TrainingBackend`. ValueError where the directory holds another architecture."""
-        found = dict(read(model_directory, self._kept).named_parameters())
+        """See `TrainingBackend`. ValueError where the directory holds another architecture. Adapters go back to their start."""
+        found = dict(read(model_directory, self._kept).named_parameters()) | dict(starting_adapters(self._model.causal))
         for name, parameter in self._parameters().items():
             if name.startswith("value_head."):
                 local(parameter).zero_()
                 continue
+            name = base_name(name)
             if name not in found or found[name].shape != parameter.shape:
                 raise ValueError(f"{model_directory} does not hold the model that is being trained: {name} {tuple(parameter.shape)} is not in it")
             take(parameter, found[name].detach())
@@ -126,17 +128,19 @@ class FSDPBackend:
         return OptimizerStep(gradient_norm=gradient_norm, learning_rate=rate, skipped=skipped)
 
     def full_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `TrainingBackend`. Tensors are cast before they go over the wire; a tied output head is not given a second time."""
-        for name, parameter in self._parameters().items():
-            yield name, whole(parameter.detach().to(dtype))
+        """See `TrainingBackend`. See `merged_weights`."""
+        self._reshard()
+        for name, tensor in merged_weights(self._model, whole, dtype):
+            yield name.removeprefix("causal."), tensor
 
     def adapter_weights(self) -> dict[str, torch.Tensor]:
         """See `TrainingBackend`."""
-        return {}
+        self._reshard()
+        return adapter_weights(self._model.causal, whole)
 
     def without_adapter(self) -> AbstractContextManager[None]:
         """See `TrainingBackend`."""
-        raise RuntimeError("the model has no adapter to do without; set training.lora")
+        return adapters_off(self._model)
 
     def state(self) -> dict[str, Any]:
         """See `TrainingBackend`."""
@@ -163,5 +167,8 @@ class FSDPBackend:
 
     def _parameters(self) -> dict[str, torch.nn.Parameter]:
         """This rank's shards by their checkpoint names."""
-        self._root.reshard()  # after a forward the root's own parameters stay whole, as plain tensors
+        self._reshard()
         return {name.removeprefix("causal."): parameter for name, parameter in self._model.named_parameters()}
+
+    def _reshard(self) -> None:
+        self._root.reshard()  # after a forward the root's own parameters stay whole, as plain tensors
