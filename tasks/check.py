@@ -85,7 +85,7 @@ def _known_instead(keys: schema.Keys, holder: Any) -> str:
         return f"; did you mean {'.'.join([*above, *near])}?"
     below = [".".join([*above, path]) for path in schema.paths(holder) if path.rpartition(".")[2] == name]
     anywhere = [path for path in schema.paths(RecipeConfig) if path.rpartition(".")[2] == name]
-    if found := list(dict.fromkeys(below or anywhere)):
+    if found := sorted(dict.fromkeys(below or anywhere), key=lambda path: path.count(".")):
         return f"; did you mean {' or '.join(found[:3])}?"
     return f"; known here: {', '.join(siblings)}"
 

@@ -53,9 +53,11 @@ def compose(overrides: Sequence[str]) -> RecipeConfig:
         raise ConfigurationError([*problems, Problem(error.full_key or "", str(error).splitlines()[0])]) from error
     except (HydraException, yaml.YAMLError) as error:
         raise ConfigurationError([*problems, Problem("", " ".join(str(error).split()))]) from error
+    fallback = _plain(base, resolve=False)
     if recipe:
-        data["stages"] = _in_written_order(data.get("stages"), recipe)
-    checked, more = check(data, fallback=_plain(base, resolve=False), complete=recipe is not None)
+        for plain in (data, fallback):
+            plain["stages"] = _in_written_order(plain.get("stages"), recipe)
+    checked, more = check(data, fallback, complete=recipe is not None)
     if problems or checked is None:
         raise ConfigurationError([*problems, *more])
     return checked

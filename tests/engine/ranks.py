@@ -51,7 +51,7 @@ def _rank(function: Callable[..., Any], arguments: tuple[Any, ...], rank: int, r
     try:
         dist.init_process_group("gloo")
         answer = function(*arguments)
-    except BaseException:  # noqa: BLE001 - the parent raises it
+    except BaseException:
         torch.save((None, traceback.format_exc()), Path(results) / f"{rank}")
         raise
     torch.save((answer, None), Path(results) / f"{rank}")

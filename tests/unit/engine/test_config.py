@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from engine.config import (
+    AdvantageConfig,
+    AlgorithmConfig,
+    AnnotatorConfig,
     ArchitectureConfig,
     EngineConfig,
     EvaluationConfig,
@@ -18,6 +21,7 @@ from engine.config import (
     ResourcesConfig,
     RLStageConfig,
     RolloutConfig,
+    StageTrainingConfig,
     TrainingConfig,
 )
 
@@ -54,6 +58,20 @@ def test_frozen() -> None:
         (LossConfig, {"aggregation_constant_tokens": 64}, "goes with aggregation=sequence_sum_constant"),
         (RLStageConfig, {**RL, "updates_per_step": 3}, "must be a multiple of updates_per_step"),
         (RLStageConfig, {**RL, "samples_per_prompt": 1}, "greater than or equal to 2"),
+        (RLStageConfig, {**RL, "sampling": {"min_p": 0.1}}, "must stay 1.0, 0 and 0.0 in an RL stage"),
+        (ResourcesConfig, {"roles": {"critic": "judges"}}, "roles.critic=judges: there is no such pool; there are: main"),
+        (ResourcesConfig, {"pools": {"main": {}}}, "choose another name"),
+        (TrainingConfig, {"backend": "fsdb"}, "no training backend is called 'fsdb': did you mean fsdp"),
+        (TrainingConfig, {"tensor_parallel_ranks": 2}, "belongs to backend=tensor_parallel"),
+        (TrainingConfig, {"backend": "tensor_parallel", "shard_ranks": 2}, "belongs to backend=fsdp"),
+        (RolloutConfig, {"backend": "vlm"}, "no rollout backend is called 'vlm': did you mean vllm"),
+        (AdvantageConfig, {"estimator": "gae", "scale": "none"}, "scale would have no effect on estimator gae"),
+        (AdvantageConfig, {"lam": 0.5}, "lam would have no effect on estimator grpo"),
+        (LossConfig, {"parameters": {"a": 1}}, "parameters would have no effect on loss ppo"),
+        (AlgorithmConfig, {"advantage": {"estimator": "gae"}}, "reads a critic's values; set critic.optimizer.learning_rate"),
+        (AlgorithmConfig, {"critic": TRAINING}, "estimator=grpo reads no values"),
+        (AlgorithmConfig, {"kl": {"coefficient": 0.1, "place": "reward"}}, "set kl.place=loss"),
+        (AnnotatorConfig, {"worker": "reward_modell"}, "no annotator is called 'reward_modell': did you mean reward_model"),
         (EngineConfig, {"max_context_tokens": 8, "seed": 2**31}, "less than 2147483648"),
     ],
 )

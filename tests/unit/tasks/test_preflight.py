@@ -179,7 +179,7 @@ def test_a_root_that_does_not_exist_yet_is_no_error(root: Path, monkeypatch: pyt
 
 def test_what_is_suspicious_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.hardware.cpu_has_bfloat16", lambda: True)
-    overrides = ["~stages.sft", "stages.rl.training.optimizer.warmup_steps=100", "resources.device=cpu"]
+    overrides = ["~stages.sft", "stages.rl.training.optimizer.warmup_steps=100", "resources.device=cpu", "model.dtype=auto"]
     findings = found("recipe=polaris_tiny", *overrides, level="warning")
     assert keys(findings) == ["stages.rl", "stages.rl.training.optimizer.warmup_steps", "rollout.max_log_prob_difference"]
     assert found("recipe=polaris_tiny", *overrides) == []
