@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 # Sums of two digits from a hundred SFT steps: enough for an accuracy that is not zero.
@@ -32,6 +33,7 @@ class Almanac:
     """The command, under a root of its own."""
 
     root: Path
+    more_environment: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, *arguments: str, timeout: float = 500) -> subprocess.CompletedProcess[str]:
         return subprocess.run(self.command(*arguments), env=self.environment(), capture_output=True, text=True, timeout=timeout, check=False)
@@ -44,4 +46,4 @@ class Almanac:
 
     def environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "ALMANAC_", "RAY_"))}
-        return inherited | {"ALMANAC_ROOT": str(self.root)}
+        return inherited | {"ALMANAC_ROOT": str(self.root)} | dict(self.more_environment)

@@ -98,13 +98,13 @@ class WorkerHost:
         if log is not None:
             _log_to(log)
         self._roles: dict[str, _Role] = {}
-        self._node = ray.util.get_node_ip_address()
+        self._node = ray.get_runtime_context().get_node_id()[:8]
 
     def free_address(self) -> tuple[str, int]:
         """This node's address and a port that is free on it, for the ranks to meet at."""
         with socket.socket() as probe:
             probe.bind(("", 0))
-            return self._node, probe.getsockname()[1]
+            return ray.util.get_node_ip_address(), probe.getsockname()[1]
 
     def connect(self, address: tuple[str, int], rank: int, ranks: int, device: str, timeout_seconds: float) -> None:
         """Joins the process group of the pool's ranks: gloo, and NCCL beside it on GPUs."""

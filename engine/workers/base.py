@@ -102,9 +102,7 @@ class TrainedWorker(Worker):
     def __init__(self, config: EngineConfig, model_directory: Path, device: str, dtype: str, rank: int, ranks: int, head: Head = "policy") -> None:
         super().__init__(config, model_directory, device, dtype, rank, ranks)
         self._backend_class = BACKENDS.get(config.training.backend)
-        # A critic is trained whole: there is no base that it should stay close to.
-        settings = config.training if head == "policy" else config.training.model_copy(update={"lora": None})
-        self.training: TrainingBackend = self._backend_class(model_directory, head, settings, self.dtype, self.device)
+        self.training: TrainingBackend = self._backend_class(model_directory, head, config.training, self.dtype, self.device)
 
     def meshes(self) -> Mapping[str, Mesh]:
         """`train`, as the training backend divides its data."""
