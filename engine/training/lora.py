@@ -7,7 +7,7 @@ called, because that takes seconds, and models without adapters come through her
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,12 +101,15 @@ def adapter_weights(model: nn.Module, whole: Whole) -> dict[str, Tensor]:
     }
 
 
-@contextmanager
-def adapters_off(model: nn.Module) -> Iterator[None]:
+def adapters_off(model: nn.Module) -> AbstractContextManager[None]:
     """Inside, the model computes bit by bit what the base computes. RuntimeError where it has no adapters."""
-    layers = _adapted(model).values()
-    if not layers:
+    if not (layers := list(_adapted(model).values())):
         raise RuntimeError("the model has no adapter to do without; set training.lora")
+    return _off(layers)
+
+
+@contextmanager
+def _off(layers: list[Any]) -> Iterator[None]:
     # Not peft's `enable_adapters`: it also changes `requires_grad`, which sharding has copied to parameters of its own.
     before = [layer._disable_adapters for layer in layers]
     try:

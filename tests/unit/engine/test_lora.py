@@ -211,8 +211,9 @@ def test_switched_off_it_is_the_base_bit_by_bit() -> None:
 
 
 def test_nothing_to_switch_off() -> None:
-    with pytest.raises(RuntimeError, match=r"set training\.lora"), adapters_off(base()):
-        pass
+    # At once, not when the block is entered.
+    with pytest.raises(RuntimeError, match=r"set training\.lora"):
+        adapters_off(base())
 
 
 @pytest.mark.parametrize("config", [LORA, LoRAConfig(rank=3, alpha=1.5, target_modules=["down_proj", "k_proj"])])
