@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +13,9 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """Tensors [B, ...], lists of B objects, and meta that holds for all rows. Every method returns a new batch.
+
+    Consecutive rows (`chunk`, a slice) share the memory of the batch that they come from: columns are never written to, only replaced. A batch is
+    pickled without the memory that its rows do not cover, and without a copy where the pickler takes buffers out of band, as Ray does.
 
     A tensor of two or more dimensions is a *token tensor* [B, T, ...]: position t belongs to token t, rows are padded on the right with
     zeros (False), and all token tensors of a batch share T.
@@ -66,40 +70,77 @@ class Batch:
         missing = [key for key in keys if key not in self.tensors and key not in self.objects]
         if missing:
             raise KeyError(f"batch has no {', '.join(missing)}; it has {', '.join([*self.tensors, *self.objects])}")
-        return replace(
-            self,
-            tensors={key: self.tensors[key] for key in keys if key in self.tensors},
-            objects={key: self.objects[key] for key in keys if key in self.objects},
-        )
+        tensors = {key: self.tensors[key] for key in keys if key in self.tensors}
+        return self._of(tensors, {key: self.objects[key] for key in keys if key in self.objects})
 
     def with_tensors(self, **tensors: Tensor) -> Self:
         """The same batch with these tensors added, or put in place of those of the same name."""
         return replace(self, tensors={**self.tensors, **tensors})
 
     def rows(self, index: Tensor | slice) -> Self:
-        """The rows that `index` names: positions [N], a bool mask [B], or a slice. Always copies.
-
-        A view would be pickled with the whole storage below it, so that every rank would be sent every row.
-        """
-        positions = torch.arange(len(self))[index.cpu() if isinstance(index, Tensor) else index]
-        chosen = positions.tolist()
-        return replace(
-            self,
-            tensors={key: tensor.index_select(0, positions.to(tensor.device)) for key, tensor in self.tensors.items()},
-            objects={key: [values[row] for row in chosen] for key, values in self.objects.items()},
+        """The rows that `index` names: positions [N], a bool mask [B], or a slice. A slice without step is a view, everything else is copied."""
+        if isinstance(index, slice):
+            start, end, step = index.indices(len(self))
+            if step == 1:
+                tensors = {key: tensor[start:end] for key, tensor in self.tensors.items()}
+                return self._of(tensors, {key: values[start:end] for key, values in self.objects.items()})
+            index = torch.arange(start, end, step)
+        if index.dtype == torch.bool and index.shape != (len(self),):
+            raise IndexError(f"a mask of shape {list(index.shape)} does not fit a batch of {len(self)} rows")
+        positions = index.nonzero().squeeze(1) if index.dtype == torch.bool else index
+        if len(positions) and positions.min() < 0:  # counted from the end, which index_select does not know
+            positions = torch.arange(len(self), device=positions.device)[positions]
+        return self._of(
+            {key: tensor.index_select(0, positions.to(tensor.device)) for key, tensor in self.tensors.items()},
+            {key: _pick(values, positions.cpu().numpy()) for key, values in self.objects.items()},
         )
+
+    def reorder(self, order: Tensor | Sequence[int]) -> Self:
+        """The rows in this order, positions [B]: row i of the result is row `order[i]`. ValueError unless each row occurs exactly once."""
+        positions = torch.as_tensor(order, dtype=None if len(order) else torch.int64)
+        whole = positions.shape == (len(self),) and positions.dtype != torch.bool and not positions.is_floating_point()
+        if not whole or not _all_of(positions.long()):
+            raise ValueError(f"reorder needs each of the {len(self)} rows exactly once")
+        return self.rows(positions)
 
     def chunk(self, n: int) -> list[Self]:
         """Always n consecutive parts, whose sizes differ by at most one, larger ones first; with fewer rows than n the last are empty."""
         if n < 1:
             raise ValueError(f"a batch is cut into at least one chunk, not {n}")
         size, larger = divmod(len(self), n)
-        starts = [part * size + min(part, larger) for part in range(n + 1)]
-        return [self.rows(slice(start, end)) for start, end in itertools.pairwise(starts)]
+        sizes = [size + (part < larger) for part in range(n)]
+        ends = list(itertools.accumulate(sizes, initial=0))
+        cut = {key: torch.split(tensor, sizes) for key, tensor in self.tensors.items()}
+        return [
+            self._of({key: parts[part] for key, parts in cut.items()}, {key: values[start:end] for key, values in self.objects.items()})
+            for part, (start, end) in enumerate(itertools.pairwise(ends))
+        ]
 
     def repeat(self, n: int) -> Self:
         """Each row n times in succession: a, a, b, b, ..."""
-        return self.rows(torch.arange(len(self)).repeat_interleave(n))
+        if n < 0:
+            raise ValueError(f"rows are repeated 0 times or more, not {n}")
+        positions = torch.arange(len(self)).repeat_interleave(n)
+        return self._of(
+            {key: tensor.index_select(0, positions.to(tensor.device)) for key, tensor in self.tensors.items()},
+            {key: _repeated(values, n) for key, values in self.objects.items()},
+        )
+
+    def padded_to(self, tokens: int) -> Self:
+        """All token tensors with T = `tokens`: wider by zeros on the right, or narrower. ValueError if that would cut off anything but zeros."""
+        if tokens < 0:
+            raise ValueError(f"token tensors have a width of 0 or more, not {tokens}")
+        return self._of({key: _padded(key, tensor, tokens) if tensor.dim() > 1 else tensor for key, tensor in self.tensors.items()}, self.objects)
+
+    def _of(self, tensors: Mapping[str, Tensor], objects: Mapping[str, list[Any]]) -> Self:
+        """Columns that need no check, because they come from those of this batch, all cut in the same way."""
+        batch = object.__new__(type(self))
+        for name, value in (("tensors", tensors), ("objects", objects), ("meta", self.meta)):
+            object.__setattr__(batch, name, value)
+        return batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpacked, (type(self), {key: _packed(tensor) for key, tensor in self.tensors.items()}, dict(self.objects), dict(self.meta))
 
 
 def aligned(batches: Sequence[Batch]) -> list[Batch]:
@@ -132,7 +173,7 @@ def concat(batches: Sequence[Batch]) -> Batch:
             raise ValueError(f"concat: batch {number} and batch 0 do not both have {', '.join(sorted(differing))}")
     return Batch(
         tensors={key: _concat_tensors(key, [batch.tensors[key] for batch in batches]) for key in first.tensors},
-        objects={key: [value for batch in batches for value in batch.objects[key]] for key in first.objects},
+        objects={key: list(itertools.chain.from_iterable(batch.objects[key] for batch in batches)) for key in first.objects},
         meta=_merge("meta", [batch.meta for batch in batches]),
     )
 
@@ -144,12 +185,70 @@ def _concat_tensors(key: str, tensors: list[Tensor]) -> Tensor:
     if tensors[0].dim() == 1:
         return torch.cat(tensors)
     longest = max(tensor.shape[1] for tensor in tensors)
-    joined = tensors[0].new_zeros((sum(map(len, tensors)), longest, *tensors[0].shape[2:]))
-    row = 0
-    for tensor in tensors:
-        joined[row : row + len(tensor), : tensor.shape[1]] = tensor
-        row += len(tensor)
+    if all(tensor.shape[1] == longest for tensor in tensors):
+        return torch.cat(tensors)
+    joined = tensors[0].new_empty((sum(map(len, tensors)), longest, *tensors[0].shape[2:]))
+    for tensor, part in zip(tensors, torch.split(joined, list(map(len, tensors))), strict=True):
+        part[:, : tensor.shape[1]] = tensor
+        part[:, tensor.shape[1] :] = 0
     return joined
+
+
+def _padded(key: str, tensor: Tensor, tokens: int) -> Tensor:
+    """[B, T, ...] to [B, tokens, ...]."""
+    width = tensor.shape[1]
+    if tokens == width:
+        return tensor
+    if tokens < width:
+        if tensor[:, tokens:].any():
+            raise ValueError(f"batch: {key} is not all zeros beyond {tokens} of its {width} tokens; mask it first, or leave it wider")
+        return tensor[:, :tokens].contiguous()
+    padded = tensor.new_empty((len(tensor), tokens, *tensor.shape[2:]))
+    padded[:, :width] = tensor
+    padded[:, width:] = 0
+    return padded
+
+
+def _all_of(positions: Tensor) -> bool:
+    """Whether the N positions are 0 to N - 1, in any order."""
+    seen = torch.zeros(len(positions), dtype=torch.bool, device=positions.device)
+    inside = not len(positions) or (bool(positions.min() >= 0) and bool(positions.max() < len(positions)))
+    return inside and bool(seen.index_fill_(0, positions, True).all())
+
+
+def _pick(values: list[Any], positions: np.ndarray[Any, Any]) -> list[Any]:
+    picked: list[Any] = np.fromiter(values, dtype=object, count=len(values))[positions].tolist()
+    return picked
+
+
+def _repeated(values: list[Any], n: int) -> list[Any]:
+    repeated: list[Any] = [None] * (len(values) * n)
+    for start in range(n):
+        repeated[start::n] = values
+    return repeated
+
+
+def _packed(tensor: Tensor) -> Tensor | tuple[np.ndarray[Any, Any], torch.dtype]:
+    """What is pickled for a tensor: the bytes of its rows as an array, because NumPy gives its memory to the pickler without a copy, and PyTorch
+    copies it, together with all rows of the tensor that this is a view of. Empty tensors and rare kinds are left to PyTorch.
+    """
+    plain = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
+    if not plain or not tensor.numel() or tensor.requires_grad or tensor.is_quantized or tensor.is_complex():
+        return tensor if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() else tensor.clone()
+    # An expanded tensor of one element passes for contiguous, and still has steps that bytes cannot have.
+    even = tensor.contiguous() if tensor.stride(-1) == 1 else tensor.clone(memory_format=torch.contiguous_format)
+    return even.view(torch.uint8).numpy(), tensor.dtype
+
+
+def _unpacked(kind: type[Batch], packed: Mapping[str, Any], objects: Mapping[str, list[Any]], meta: Mapping[str, Any]) -> Batch:
+    tensors = {}
+    for key, column in packed.items():
+        if isinstance(column, tuple):
+            array, dtype = column
+            # Memory that many processes share, like that of Ray's store, is read-only, and a tensor does not know it.
+            column = torch.from_numpy(array if array.flags.writeable else array.copy()).view(dtype)
+        tensors[key] = column
+    return kind(tensors=tensors, objects=objects, meta=meta)
 
 
 def _merge(kind: str, parts: list[Mapping[str, Any]]) -> dict[str, Any]:

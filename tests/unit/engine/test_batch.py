@@ -1,6 +1,8 @@
 """Batch: strict about its columns, and the same rows after every cutting and joining."""
 
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +78,7 @@ def test_concat_refuses_what_does_not_fit() -> None:
         concat([one, Batch(tensors=other.tensors, objects=other.objects, meta={"step": 8})])
 
 
-@given(n=st.integers(1, 4))
+@given(n=st.integers(0, 4))
 def test_repeat_is_interleaved(n: int) -> None:
     # Mutation: `repeat` for `repeat_interleave`: a, b, a, b.
     repeated = make(3).repeat(n)
@@ -101,11 +103,117 @@ def test_rows(index: torch.Tensor | slice, expected: list[int]) -> None:
     assert chosen.meta == {"step": 7}
 
 
-def test_a_chunk_is_pickled_without_the_rest() -> None:
-    # Mutation: index tensors with the slice itself: each chunk is a view that drags the whole storage along.
-    batch = Batch(tensors={"values": torch.zeros(1000, 100)})
-    assert len(pickle.dumps(batch.chunk(10)[0])) < batch.nbytes / 5
-    assert_equal(pickle.loads(pickle.dumps(make(2))), make(2))
+def test_rows_that_are_not_there_are_refused() -> None:
+    batch = make(4)
+    assert batch.rows(torch.tensor([-1, 0])).tensors["rewards"].tolist() == [3.0, 0.0]
+    with pytest.raises(IndexError):
+        batch.rows(torch.tensor([4]))
+    with pytest.raises(IndexError):
+        batch.rows(torch.tensor([-5]))
+    with pytest.raises(IndexError, match="mask"):  # Mutation: leave the check out: a short mask chooses among the first rows, without a word.
+        batch.rows(torch.tensor([True]))
+
+
+@given(order=st.permutations(range(5)), kind=st.sampled_from([list, torch.tensor, lambda order: torch.tensor(order, dtype=torch.int32)]))
+def test_reorder_and_back(order: list[int], kind: Callable[[list[int]], Any]) -> None:
+    # Mutation: order objects by the inverse.
+    reordered = make(5).reorder(kind(order))
+    assert reordered.tensors["rewards"].tolist() == [float(row) for row in order]
+    assert reordered.objects["sample_id"] == [f"s{row}" for row in order]
+    assert_equal(reordered.reorder(torch.tensor(order).argsort()), make(5))
+
+
+@pytest.mark.parametrize(
+    "order", [[0, 1], [0, 1, 2, 2], [0, 1, 1], [0, 1, 3], [-1, 0, 1], [], [0.0, 1.0, 2.0], [True, True, True], torch.zeros(3, 1, dtype=torch.int64)]
+)
+def test_reorder_refuses_what_loses_rows(order: list[int]) -> None:
+    # Mutation: leave out any part of the check: a row is lost or doubled, or -1 is taken for the last.
+    with pytest.raises(ValueError, match="each of the 3 rows exactly once"):
+        make(3).reorder(order)
+
+
+def test_nothing_can_be_reordered() -> None:
+    assert len(make(0).reorder([])) == 0
+    assert len(Batch().reorder([])) == 0
+
+
+@given(rows=st.integers(0, 4), tokens=st.integers(0, 4), wider=st.integers(0, 4))
+def test_padded_to_and_back(rows: int, tokens: int, wider: int) -> None:
+    # Mutation: pad on the left; leave new memory as it is found; pad what has no tokens.
+    batch = make(rows, tokens)
+    padded = batch.padded_to(tokens + wider)
+    for key, tensor in batch.tensors.items():
+        if tensor.dim() > 1:
+            assert padded.tensors[key].shape == (rows, tokens + wider, *tensor.shape[2:])
+            assert not padded.tensors[key][:, tokens:].any()
+    assert_equal(padded.padded_to(tokens), batch)
+
+
+def test_padded_to_cuts_no_token() -> None:
+    with pytest.raises(ValueError, match="input_ids is not all zeros beyond 2 of its 3 tokens"):  # Mutation: cut without looking.
+        make(2).padded_to(2)
+    with pytest.raises(ValueError, match="0 or more"):
+        make(2).padded_to(-1)
+
+
+def sent(batch: Batch, protocol: int, shared: bool) -> tuple[Batch, int]:
+    """As another process gets it, and the bytes of the stream. `shared`: buffers go beside the stream into read-only memory, as in Ray's store."""
+    if not shared:
+        stream = pickle.dumps(batch, protocol)
+        return pickle.loads(stream), len(stream)
+    buffers: list[pickle.PickleBuffer] = []
+    stream = pickle.dumps(batch, 5, buffer_callback=buffers.append)
+    return pickle.loads(stream, buffers=[bytes(buffer) for buffer in buffers]), len(stream)
+
+
+@pytest.mark.parametrize(("protocol", "shared"), [(2, False), (4, False), (5, False), (5, True)])
+@given(rows=st.integers(0, 3), tokens=st.integers(0, 3))
+def test_pickled_batches_are_equal(protocol: int, shared: bool, rows: int, tokens: int) -> None:
+    # Mutation: drop `.contiguous()`, or `.view(dtype)`: the first two columns below do not come back.
+    values = torch.arange(rows * tokens * 2.0).reshape(rows, tokens, 2)
+    batch = make(rows, tokens).with_tensors(
+        turned=values.transpose(1, 2).reshape(rows, 2, tokens).transpose(1, 2),
+        half=values.bfloat16(),
+        wide=torch.tensor([[1.5]]).expand(rows, tokens),
+        weight=torch.ones(rows, requires_grad=True),
+        complex=torch.ones(rows, dtype=torch.complex64),
+    )
+    received, _ = sent(batch, protocol, shared)
+    assert_equal(received, batch)
+    assert received.tensors["weight"].requires_grad
+    # Mutation: drop the copy of what is read-only: a write would reach every process that reads the same memory.
+    for tensor in received.tensors.values():
+        with torch.no_grad():
+            tensor.zero_()
+    assert_equal(sent(batch, protocol, shared)[0], batch)
+
+
+def test_views_are_pickled_without_the_rest() -> None:
+    # Mutation: leave tensors to PyTorch in `_packed`: each chunk drags the memory of all along.
+    batch = Batch(tensors={"values": torch.zeros(1000, 100), "weight": torch.zeros(1000, 100, requires_grad=True)})
+    for part in (batch.chunk(10)[3], batch.rows(slice(300, 400))):
+        received, size = sent(part, 5, shared=False)
+        assert size < batch.nbytes / 9
+        assert_equal(received, part)
+
+
+def test_large_tensors_travel_beside_the_stream() -> None:
+    # Mutation: `tobytes()` in `_packed`: every byte is copied into the stream, and from there into Ray's store.
+    batch = Batch(tensors={"values": torch.arange(10_000.0).reshape(100, 100)})
+    buffers: list[pickle.PickleBuffer] = []
+    stream = pickle.dumps(batch, 5, buffer_callback=buffers.append)
+    assert len(stream) < 1000
+    (buffer,) = buffers
+    batch.tensors["values"][0, 0] = 7.0  # the very memory of the tensor
+    assert torch.frombuffer(buffer, dtype=torch.float32)[0] == 7.0
+
+
+def test_consecutive_rows_are_views() -> None:
+    # Mutation: copy them; a mini-batch then costs its memory once more.
+    batch = make(6)
+    for part in (batch.chunk(2)[1], batch.rows(slice(3, 6))):
+        assert part.tensors["rewards"].data_ptr() == batch.tensors["rewards"][3:].data_ptr()
+    assert batch.rows(slice(None, None, 2)).tensors["rewards"].data_ptr() != batch.tensors["rewards"].data_ptr()
 
 
 def test_join_merges_columns_and_refuses_conflicts() -> None:
