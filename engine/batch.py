@@ -53,18 +53,6 @@ class Batch:
         """T of the token tensors; None where there are none."""
         return next((tensor.shape[1] for tensor in self.tensors.values() if tensor.dim() > 1), None)
 
-    def padded_to(self, tokens: int) -> Self:
-        """Token tensors padded on the right with zeros to T = `tokens`. ValueError where they are wider."""
-        if (width := self.width) is not None and width > tokens:
-            raise ValueError(f"token tensors of width {width} cannot be padded to {tokens}")
-        padded = {
-            key: torch.cat([tensor, tensor.new_zeros((len(tensor), tokens - tensor.shape[1], *tensor.shape[2:]))], dim=1)
-            if tensor.dim() > 1
-            else tensor
-            for key, tensor in self.tensors.items()
-        }
-        return replace(self, tensors=padded)
-
     def select(self, keys: Sequence[str]) -> Self:
         """Only these tensors and objects, with all meta. KeyError names the ones that are missing."""
         missing = [key for key in keys if key not in self.tensors and key not in self.objects]
