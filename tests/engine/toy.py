@@ -1,6 +1,6 @@
 """A model of 0.1 M parameters and what it is taught: to answer any question with \\boxed{1} or \\boxed{2}, tossing a coin."""
 
-from engine.config import ArchitectureConfig, OptimizerConfig, SFTStageConfig, TrainingConfig
+from engine.config import ArchitectureConfig, OptimizerConfig, SFTStageConfig, StageTrainingConfig
 from engine.prompts import Prompt, content_hash
 
 ARCHITECTURE = ArchitectureConfig(
@@ -16,7 +16,7 @@ SFT = SFTStageConfig(
     steps=40,
     rows_per_step=32,
     max_tokens=64,
-    training=TrainingConfig(optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=5)),
+    training=StageTrainingConfig(optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=5)),
 )
 
 
