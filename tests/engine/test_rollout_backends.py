@@ -256,7 +256,8 @@ def test_stop_texts_end_a_response_and_stay_in_it(engine: Any, prompts: list[lis
 @pytest.mark.timeout(300)
 def test_new_weights_answer_as_an_engine_that_started_with_them(engines: dict[str, Any], models: tuple[Path, Path], prompts: list[list[int]]) -> None:
     first, second = models
-    requests = [*greedy(prompts), *sampled(prompts)]
+    long = (prompts[4] * 10)[:200]  # full cache blocks, of 128 tokens, are what would be used again
+    requests = [*greedy([*prompts, long]), *sampled(prompts)]
     single, pair, plain = (engines[name] for name in ("vllm", "pair", "transformers"))
     of_first, of_second, plainly = answers(single, requests), answers(pair, requests), answers(plain, requests)
     assert [one.tokens for one in of_first] != [one.tokens for one in of_second]
