@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from engine.config import RolloutConfig, SamplingConfig
 from engine.control.mesh import Mesh
 from engine.rollout.backend import Request, Response
+from engine.rollout.limits import check_prompts
 from engine.rollout.stop import StopTexts
 
 
@@ -43,9 +44,7 @@ class TransformersBackend:
 
         Raises `ValueError` when a prompt leaves no room for a response.
         """
-        for request in requests:
-            if len(request.prompt_tokens) >= self._max_context_tokens:
-                raise ValueError(f"a prompt of {len(request.prompt_tokens)} tokens leaves no room in max_context_tokens={self._max_context_tokens}")
+        check_prompts(requests, self._max_context_tokens)
         rows = [_Row(position, request, self._ends, self._max_context_tokens, self._tokenizer) for position, request in enumerate(requests)]
         size = self._config.max_concurrent_samples
         for start in range(0, len(rows), size):

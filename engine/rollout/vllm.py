@@ -10,6 +10,7 @@ import torch
 from engine.config import RolloutConfig
 from engine.control.mesh import Mesh
 from engine.rollout.backend import Request, Response
+from engine.rollout.limits import check_prompts
 from engine.rollout.stop import StopTexts
 
 MIN_TEMPERATURE = 0.01
@@ -28,6 +29,7 @@ class VLLMBackend:
 
         import engine.rollout.weight_transfer  # noqa: F401  registers what is named below
 
+        self._max_context_tokens = max_context_tokens
         self._tokenizer = tokenizer
         self._names = map(str, itertools.count())
         self._llm = LLM(
@@ -36,7 +38,7 @@ class VLLMBackend:
             dtype=str(dtype).removeprefix("torch."),
             max_model_len=max_context_tokens,
             max_num_seqs=config.max_concurrent_samples,
-            **_memory(config, device),
+            **_for_device(config, device),
             enforce_eager=True,
             enable_prefix_caching=True,
             # Ranks of the trainer's process group.
@@ -64,6 +66,7 @@ class VLLMBackend:
         Raises `RuntimeError` while another stream of this engine is open; `ValueError` when a prompt leaves no room for a response, or a
         temperature is too low for vLLM.
         """
+        check_prompts(requests, self._max_context_tokens)
         engine = self._llm.llm_engine
         if engine.has_unfinished_requests():
             raise RuntimeError("the rollout engine still works on an earlier stream; exhaust or close that one first")
@@ -128,11 +131,11 @@ class VLLMBackend:
         )
 
 
-def _memory(config: RolloutConfig, device: torch.device) -> dict[str, float]:
-    """What bounds the engine's memory: a share of the GPU, or so many bytes of cache on a CPU."""
+def _for_device(config: RolloutConfig, device: torch.device) -> dict[str, Any]:
+    """What bounds the engine's memory is a share of the GPU, or so many bytes of cache on a CPU."""
     if device.type == "cuda":
         return {"gpu_memory_utilization": config.gpu_memory_fraction}
-    return {"kv_cache_memory_bytes": int(config.kv_cache_gigabytes * 2**30)}
+    return {"kv_cache_memory_bytes": int(config.kv_cache_gigabytes * 2**30), "worker_cls": "engine.rollout.cpu_worker.OwnMemoryCPUWorker"}
 
 
 def _response(output: Any, texts: StopTexts | None) -> Response | None:
