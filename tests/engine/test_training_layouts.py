@@ -190,8 +190,8 @@ CASES = {
 
 
 # Mutations: gradients not multiplied by the number of data ranks, or by all ranks in tensor parallelism; the gradient sync never turned on
-# again after the first micro-batch, or on all the time; q_norm's gradient not summed over the tensor ranks; clipping by one shard's norm, or
-# with copies counted twice; mini-batches dealt by rank; positions in the packed row that go on from sample to sample.
+# again after the first micro-batch; q_norm's gradient not summed over the tensor ranks; clipping by one shard's norm, or with copies counted
+# twice; mini-batches dealt by rank; positions in the packed row that go on from sample to sample.
 @pytest.mark.parametrize("case", CASES)
 def test_policy(model_directory: Path, case: str) -> None:
     ranks, config, balanced = CASES[case]
