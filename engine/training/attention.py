@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, PreTrainedConfig
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from engine.training.packing import Packing
@@ -67,6 +67,15 @@ def _no_mask(*, use_vmap: bool = False, **_: Any) -> None:
 
 AttentionInterface.register(PACKED, packed_attention)
 AttentionMaskInterface.register(PACKED, _no_mask)
+
+
+def use_packed_attention(causal: PreTrainedModel) -> None:
+    """Sets `PACKED`. ValueError where the architecture cannot take it, be it by its configuration or by its code."""
+    check_packable(causal.config)
+    causal.set_attn_implementation(PACKED)
+    # transformers only warns here, and goes on with attention over the whole row.
+    if causal.config._attn_implementation != PACKED or not causal._supports_attention_backend:
+        raise ValueError(f"model {causal.config.model_type} has attention of its own that packing cannot replace; {INSTEAD}")
 
 
 def check_packable(config: PreTrainedConfig) -> None:

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine.config import TrainingConfig
-from engine.training.attention import PACKED, check_packable
+from engine.training.attention import use_packed_attention
 from engine.training.backend import Head
 from engine.training.lora import add_adapters
 from engine.training.scoring import PolicyModel, ResponseModel, ValueModel
@@ -25,8 +25,7 @@ def build(model_directory: Path, head: Head, config: TrainingConfig, dtype: torc
     """
     causal = read(model_directory, dtype)
     if config.pack_sequences:
-        check_packable(causal.config)
-        causal.set_attn_implementation(PACKED)
+        use_packed_attention(causal)
     if config.gradient_checkpointing:
         causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if config.lora is not None:

@@ -1,5 +1,6 @@
 """Training with PyTorch's fully sharded data parallelism, second version (`fully_shard`): every parameter is a DTensor."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -113,7 +114,7 @@ class FSDPBackend:
             torch.autograd.backward(loss(micro_batch) * self._data_mesh.size())
         gradient_norm = clip_gradients(self._model.parameters(), config.max_gradient_norm)
         rate = learning_rate(config, self._steps_done, self._total_steps)
-        skipped = not torch.isfinite(torch.tensor(gradient_norm)).item()
+        skipped = not math.isfinite(gradient_norm)
         self._steps_done += 1
         self._consecutive_skips = self._consecutive_skips + 1 if skipped else 0
         if self._consecutive_skips >= config.max_consecutive_skips:

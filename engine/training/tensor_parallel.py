@@ -44,9 +44,8 @@ class TensorParallelBackend(FSDPBackend):
         data = self.mesh(config, ranks).parts
         check_divisible(model, ranks // data)
         devices = init_device_mesh(self._device.type, (data, ranks // data), mesh_dim_names=("data", "tensor"))
-        model.causal.to(self._device)
         for layer in decoder_layers(model.causal):
-            parallelize_module(layer, devices["tensor"], _plan(layer))
+            parallelize_module(layer.to(self._device), devices["tensor"], _plan(layer))
         self.data_group = devices.get_group("data")
         return devices["data"]
 
@@ -88,4 +87,4 @@ def _replicable(name: str, module: nn.Module, config: PreTrainedConfig) -> bool:
     """Whether every rank can have this layer whole: a norm over the hidden state, or inside attention over one head."""
     inside = name.startswith("self_attn.")
     known = name in HEAD_NORMS if inside else name.endswith("norm")
-    return known and all(weight.numel() == config.head_dim or not inside for weight in module.parameters())
+    return known and all(not inside or weight.numel() == config.head_dim for weight in module.parameters())

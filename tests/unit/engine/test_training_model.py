@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from engine.training.attention import PACKED, check_packable
+from engine.training.attention import check_packable, use_packed_attention
 from engine.training.packing import Packing
 from engine.training.scoring import PolicyModel, ValueModel
 from engine.training.tensor_parallel import check_divisible
@@ -36,7 +36,7 @@ def causal(packed: bool, family: str = "qwen3", **settings: Any) -> PreTrainedMo
         for parameter in model.parameters():  # Initial weights are so small that attention is nearly even.
             torch.nn.init.normal_(parameter, std=0.3)
     if packed:
-        model.set_attn_implementation(PACKED)
+        use_packed_attention(model)
     return model
 
 
@@ -75,7 +75,7 @@ def test_log_probs_and_gradients_are_those_of_transformers(family: str, packed: 
     softcap = {"final_logit_softcapping": 3.0, "attn_logit_softcapping": None, "sliding_window": 6} if family == "gemma2" else {}
     if family == "gemma2" and packed:
         softcap["layer_types"] = ["full_attention"] * 2
-    settings = {**softcap, **({"query_pre_attn_scalar": 8} if family == "gemma2" else {})}
+    settings = {**softcap, **({"query_pre_attn_scalar": 5} if family == "gemma2" else {})}
     batch = rows()
     plain = causal(False, family, **settings)
     expected = plain_log_probs(plain, *batch)
@@ -193,6 +193,13 @@ def test_attention_refuses_what_only_the_layer_knows() -> None:
     capped = causal(True, "gemma2", layer_types=["full_attention"] * 2)
     with pytest.raises(ValueError, match=r"softcap; set training\.pack_sequences=false"):
         PolicyModel(capped, True, 8)(*rows(), 1.0)
+
+
+def test_attention_in_code_of_its_own_is_refused() -> None:
+    # Mutation: trust `set_attn_implementation`, which only warns: samples would see each other.
+    bloom = AutoModelForCausalLM.from_config(AutoConfig.for_model("bloom", hidden_size=32, n_layer=1, n_head=2, vocab_size=VOCABULARY))
+    with pytest.raises(ValueError, match=r"model bloom has attention of its own.*training\.pack_sequences=false"):
+        use_packed_attention(bloom)
 
 
 def test_scaled_logits_are_refused() -> None:
