@@ -92,11 +92,11 @@ def page(arms: list[dict[str, Any]]) -> str:
     lines = [
         "# What the single controller costs",
         "",
-        f"`python bench/controller.py`, the RL stage of `polaris_tiny`, commit {arms[0]['commit']}; medians over {arms[0]['steps']} steps, the largest share over all",
-        "of them. Bytes of the controller are those of every value that it sends to a worker or fetches from one, but not of the reports that say that a call is",
-        "done (about 200 bytes a call and rank); bytes of the batches are those of every operator's result. In steps whose generations are recorded as a table for",
-        "people the controller fetches the texts, and the share is the one in the next column. *Side by side* is the share of the shorter operator's seconds in which",
-        "the other runs too, on two cores that all processes share.",
+        f"`python bench/controller.py`, the RL stage of `polaris_tiny`, commit {arms[0]['commit']}; medians over {arms[0]['steps']} steps, the largest",
+        "share over all of them. Bytes of the controller are those of every value that it sends to a worker or fetches from one, but not of the",
+        "reports that say that a call is done (about 200 bytes a call and rank); bytes of the batches are those of every operator's result. In",
+        "steps whose generations are recorded as a table for people the controller fetches the texts, and the share is the one in the next column.",
+        "*Side by side* is the share of the shorter operator's seconds in which the other runs too, on two cores that all processes share.",
         "",
         "| arm | operators | controller | batches | largest share | with texts | no worker works | side by side |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
@@ -104,8 +104,8 @@ def page(arms: list[dict[str, Any]]) -> str:
     for arm in arms:
         beside = "; ".join(f"{pair} {share:.0%}" for pair, share in arm["side_by_side"].items())
         lines.append(
-            f"| {arm['arm']} | {arm['operators']:.0f} | {arm['controller_bytes'] / 1e3:.1f} kB | {arm['batch_bytes'] / 1e3:.0f} kB | {arm['largest_share']:.2%} "
-            f"| {arm['share_with_texts']:.1%} | {arm['idle_share']:.0%} | {beside} |"
+            f"| {arm['arm']} | {arm['operators']:.0f} | {arm['controller_bytes'] / 1e3:.1f} kB | {arm['batch_bytes'] / 1e3:.0f} kB "
+            f"| {arm['largest_share']:.2%} | {arm['share_with_texts']:.1%} | {arm['idle_share']:.0%} | {beside} |"
         )
     return "\n".join(lines) + "\n"
 
