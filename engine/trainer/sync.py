@@ -83,7 +83,7 @@ class SyncTrainer:
             **agreed,
             **{name: value for metrics in updated for name, value in metrics.items()},
             "sync/bytes_received": max(rank["bytes_received"] for rank in synchronised),
-            "memory/peak_gb": max(actor.peak_memory_gigabytes().get()),
+            "memory/peak_gb": max(rank["peak_gigabytes"] for rank in synchronised),
             "throughput/tokens_per_second": tokens / timer.elapsed(),
             **timer.metrics(),
         }

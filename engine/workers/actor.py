@@ -189,7 +189,7 @@ class HybridActor(TrainedWorker):
     def synchronise(self) -> dict[str, float]:
         """Gives the rollout engine the trainer's weights, cast before they go over the wire, and counts up the weight version.
 
-        Returns seconds and the bytes that this rank received.
+        Returns seconds, the bytes that this rank received, the version, and the largest memory of this process so far (on a GPU, of its device).
         """
         started = time.perf_counter()
         self._phase = Phase.STALE
@@ -204,7 +204,12 @@ class HybridActor(TrainedWorker):
         self._rollout.load_weights(counted())
         self._weight_version += 1
         self._phase = Phase.READY
-        return {"seconds": time.perf_counter() - started, "bytes_received": float(received), "version": float(self._weight_version)}
+        return {
+            "seconds": time.perf_counter() - started,
+            "bytes_received": float(received),
+            "version": float(self._weight_version),
+            "peak_gigabytes": self._peak_gigabytes(),
+        }
 
     @register(ALL)
     def export(self, directory: Path) -> None:
@@ -212,23 +217,24 @@ class HybridActor(TrainedWorker):
         weights = self.training.full_weights(torch.float32)
         save_checkpoint(weights, self.training.config, self._tokenizer, directory, writes=self.rank == 0)
 
-    @register(ALL)
-    def load_state(self, directory: Path) -> None:
-        """What `save_state` wrote; the rollout engine then waits for `synchronise`."""
-        super().load_state(directory)
-        self._phase = Phase.STALE
+    def own_state(self) -> dict[str, Any]:
+        """The weight version."""
+        return {"weight_version": self._weight_version}
 
-    @register(ALL)
-    def peak_memory_gigabytes(self) -> float:
-        """Largest resident memory of this process so far; on a GPU, of its device."""
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated() / 2**30
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    def take_own_state(self, state: dict[str, Any]) -> None:
+        """The rollout engine waits for `synchronise`, which gives it these weights as the version that they were."""
+        self._phase = Phase.STALE
+        self._weight_version = state["weight_version"] - 1
 
     @property
     def _rl_stage(self) -> RLStageConfig:
         assert isinstance(self._stage, RLStageConfig), f"a call of an RL stage within a stage of kind {self._stage.kind}"
         return self._stage
+
+    def _peak_gigabytes(self) -> float:
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated() / 2**30
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
     def _tell(self, outlet: Outlet, plan: SamplePlan, samples: list[tuple[int, Any]]) -> None:
         if self.meshes()[ROLLOUT].speaks[self.rank]:

@@ -112,7 +112,7 @@ class TrainedWorker(Worker):
     def save_state(self, directory: Path) -> None:
         """Weights and optimizer, this rank's shards."""
         directory.mkdir(parents=True, exist_ok=True)
-        torch.save(self.training.state(), self._state_file(directory))
+        torch.save({"training": self.training.state(), "own": self.own_state()}, self._state_file(directory))
 
     @register(ALL)
     def load_state(self, directory: Path) -> None:
@@ -120,7 +120,16 @@ class TrainedWorker(Worker):
         file = self._state_file(directory)
         if not file.is_file():
             raise ValueError(f"{file} does not exist: that step was kept without the state of this rank")
-        self.training.load_state(torch.load(file, weights_only=False))
+        state = torch.load(file, weights_only=False)
+        self.training.load_state(state["training"])
+        self.take_own_state(state["own"])
+
+    def own_state(self) -> dict[str, Any]:
+        """What the role's calls depend on beyond the training backend."""
+        return {}
+
+    def take_own_state(self, state: dict[str, Any]) -> None:
+        """What `own_state` gave."""
 
     def start_optimizer(self, config: OptimizerConfig, total_steps: int) -> None:
         """A fresh optimizer, as every stage begins with."""

@@ -147,5 +147,5 @@ def test_the_batches_do_not_pass_through_the_controller(runs: dict[str, Run]) ->
     for trace in runs["split"].traces:
         rollout = next(operation for operation in trace.operations if operation.operator == "generate")
         fetched = {wait.name for wait in trace.controller}
-        assert fetched == {"lengths", "agreement", "measure", "update", "synchronise", "generate", "score", "peak_memory_gigabytes"}
-        assert rollout.result_bytes > 10_000
+        assert fetched == {"lengths", "agreement", "measure", "update", "synchronise", "generate", "score"}
+        assert rollout.result_bytes > 5_000
