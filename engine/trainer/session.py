@@ -24,6 +24,8 @@ from engine.workers.reward import RewardWorker
 OBJECT_STORE_BYTES = 200 * 2**20
 """Only batches of tokens go through Ray's object store, never weights."""
 
+ADAPTER = "adapter"
+
 _ANY_DEVICE = {
     # One process holds vLLM's engine and the trainer, and threads are Ray's to give.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -113,8 +115,13 @@ class Session:
                 future.get()
 
     def export(self, directory: Path) -> Path:
-        """Writes the policy as an ordinary Hugging Face directory, whole or not at all. Returns it."""
+        """Writes the policy as an ordinary Hugging Face directory, whole or not at all. Returns it.
+
+        With LoRA it is merged, and the adapter alone lies beside it, in a directory `adapter`.
+        """
         self.actor.export(directory).get()
+        if self.config.training.lora is not None:
+            self.actor.export_adapter(directory.with_name(ADAPTER)).get()
         return directory
 
     def _group(self, role: str, worker_class: type, **parameters: Any) -> WorkerGroup:

@@ -28,6 +28,7 @@ from engine.metrics import Mean, Statistics, Sum
 from engine.rollout.backend import RolloutBackend
 from engine.rollout.plan import SamplePlan
 from engine.rollout.registry import BACKENDS
+from engine.training.lora import export_adapter
 from engine.workers.base import TRAIN, StageConfig, TrainedWorker
 
 ROLLOUT = "rollout"
@@ -216,6 +217,14 @@ class HybridActor(TrainedWorker):
         """Writes the policy as an ordinary Hugging Face directory in float32, adapters merged, tokenizer included; rank 0 writes."""
         weights = self.training.full_weights(torch.float32)
         save_checkpoint(weights, self.training.config, self._tokenizer, directory, writes=self.rank == 0)
+
+    @register(ALL)
+    def export_adapter(self, directory: Path) -> None:
+        """Writes the adapter alone, in peft's format: `PeftModel.from_pretrained(base, directory)` loads it; rank 0 writes."""
+        assert self.config.training.lora is not None, "there is no adapter without training.lora"
+        weights = self.training.adapter_weights()
+        if self.rank == 0:
+            export_adapter(directory, weights, self.config.training.lora, str(self.model_directory))
 
     def own_state(self) -> dict[str, Any]:
         """The weight version."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 from conftest import CPUS
-from probe import open_probed, weights
+from probe import open_probed, tell_at_once, weights
 from toy import CONVERSATIONS, SFT, prompt
 
 from engine.config import (
@@ -67,6 +67,7 @@ class Run:
             self.processes = {group.role: len(group.pool.hosts) for group in session.groups}
             self.pools = {group.role: group.pool.name for group in session.groups}
             train_sft(session, "teach", SFT.model_copy(update={"steps": 30}), CONVERSATIONS, seed=0, emit=lambda event: None)
+            session.actor.apply(tell_at_once).get()
             train_rl(session, "rl", PPO, PROMPTS, 3, events.append)
             self.weights = weights(session)
         self.samples = [row for event in events if isinstance(event, SamplesGenerated) for row in event.rows]
@@ -128,6 +129,15 @@ def test_independent_calls_run_side_by_side(runs: dict[str, Run]) -> None:
         assert overlap(trace, "actor.log_prob", "reference.log_prob") > 0
         assert overlap(trace, "actor.log_prob", "critic.values") > 0
         assert overlap(trace, "reference.log_prob", "critic.values") > 0
+
+
+def test_rewards_begin_while_others_are_still_drawn(runs: dict[str, Run]) -> None:
+    # Mutations: tell the rewards after the last sample; run them in the thread that generates (colocated).
+    for placement in PLACEMENTS:
+        for trace in runs[placement].traces:
+            (ahead,) = [operation for operation in trace.operations if operation.operator == "score_ahead"]
+            assert len(ahead.spans) > 1
+            assert min(span.started for span in ahead.spans) < max(end for _, end in spans(trace, "actor.generate"))
 
 
 def test_what_the_next_call_needs_comes_first(runs: dict[str, Run]) -> None:
