@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(DEVICE)
 RECIPE ?= polaris_tiny
 
-.PHONY: help setup run test test-unit test-engine test-flows lint type format docs bench lock clean
+.PHONY: help setup run test test-unit test-engine test-flows lint type format docs bench bench-batch lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,9 @@ docs: $(READY)  ## write docs/configuration.md anew from the configuration class
 
 bench: $(READY)  ## three seeds and two control arms of the main job, about forty minutes
 	$(BIN)/python bench/learning.py
+
+bench-batch: $(READY)  ## Batch beside TensorDict and DataProto, up to a million rows, some minutes
+	$(BIN)/python bench/batch.py
 
 lock:  ## resolve the dependencies anew
 	bash requirements/lock.sh
