@@ -18,6 +18,8 @@ BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0 when it did what was asked, 2 for bad input, 1 for a failure, 130 after Ctrl-C."""
     workspace.quiet_environment()
+    # A module beside the person who calls is found, as `python -m` does it; last, so that no file there hides a library.
+    sys.path.append(os.getcwd())
     code = _run(parse(sys.argv[1:] if argv is None else argv))
     if argv is None:
         # We are the program, and have said everything.

@@ -1,6 +1,9 @@
-"""Everything that can be known before Ray starts, checked in seconds and without importing torch: files, packages, devices, disk."""
+"""Everything that can be known before Ray starts, checked in seconds: files, packages, devices, disk, and modules of one's own.
+
+Imports torch only where a module of one's own does."""
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -8,10 +11,16 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from engine.config import MAIN_POOL, GgufConfig, ModelConfig
+from engine.algorithms.registry import ADVANTAGES, LOSSES
+from engine.config import MAIN_POOL, GgufConfig, ModelConfig, RewardConfig
 from engine.hardware import cores, gpus, resolve_device, resolve_dtype, torch_has_cuda
+from engine.registry import Registry
+from engine.rewards.registry import REWARDS
+from engine.rollout import registry as rollout
+from engine.training import registry as training
+from engine.workers.registry import ANNOTATORS
 from tasks import workspace
 from tasks.config import RecipeConfig
 from tasks.tracker_location import check_writable
@@ -40,8 +49,8 @@ class Finding:
 
 def preflight(config: RecipeConfig) -> list[Finding]:
     """All findings, errors first. Looks at no row of the data and at no weight: the tasks that read them check them."""
-    findings = [*_packages(), *_model(config.model), *_data(config), *_resources(config), *_places(config), *_suspicious(config)]
-    return sorted(findings, key=lambda finding: finding.level)
+    looks = [_packages(), _model(config.model), _data(config), _own_modules(config), _resources(config), _places(config), _suspicious(config)]
+    return sorted(itertools.chain.from_iterable(looks), key=lambda finding: finding.level)
 
 
 def _packages() -> Iterator[Finding]:
@@ -126,6 +135,34 @@ def _jsonl_head(path: Path) -> int:
     if not isinstance(json.loads(first), dict):
         raise ValueError("its first line is not a JSON object")
     return 1
+
+
+def _own_modules(config: RecipeConfig) -> Iterator[Finding]:
+    """Every `module:attribute` can be imported, and is what its key asks for. Names that come with the engine are only looked up."""
+    for key, registry, name in _names(config):
+        if name in registry.names():
+            continue
+        try:
+            registry.get(name)
+        except ValueError as error:
+            yield Finding("error", key, str(error))
+
+
+def _names(config: RecipeConfig) -> Iterator[tuple[str, Registry[Any], str]]:
+    yield "training.backend", training.BACKENDS, config.training.backend
+    yield "rollout.backend", rollout.BACKENDS, config.rollout.backend
+    for name, annotator in config.annotators.items():
+        yield f"annotators.{name}.worker", ANNOTATORS, annotator.worker
+    rewards: dict[str, RewardConfig] = {"evaluation_reward": config.evaluation_reward}
+    for name, stage in config.stages.items():
+        if stage.kind == "rl":
+            yield f"stages.{name}.algorithm.advantage.estimator", ADVANTAGES, stage.algorithm.advantage.estimator
+            yield f"stages.{name}.algorithm.loss.name", LOSSES, stage.algorithm.loss.name
+            rewards[f"stages.{name}.reward"] = stage.reward
+    for key, reward in rewards.items():
+        yield f"{key}.default", REWARDS, reward.default
+        for source, function in reward.by_data_source.items():
+            yield f"{key}.by_data_source.{source}", REWARDS, function
 
 
 def _resources(config: RecipeConfig) -> Iterator[Finding]:

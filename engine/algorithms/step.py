@@ -1,11 +1,16 @@
-"""From the columns of a whole step to its advantages, and to what people are told of its samples."""
+"""From the columns of a whole step to its advantages, to the terms of its loss, and to what people are told of its samples.
+
+Estimators and losses may be somebody's own: what they give is looked at here, before it becomes a gradient.
+"""
+
+import torch
 
 from engine.algorithms.groups import group_statistics
 from engine.algorithms.kl import kl
-from engine.algorithms.registry import ADVANTAGES
-from engine.algorithms.types import AdvantageInputs
+from engine.algorithms.registry import ADVANTAGES, LOSSES
+from engine.algorithms.types import AdvantageInputs, Advantages, LossInputs, LossTerms
 from engine.batch import Batch
-from engine.config import AlgorithmConfig
+from engine.config import AlgorithmConfig, LossConfig
 from engine.metrics import Maximum, Mean, StandardDeviation, Statistics, Sum
 
 
@@ -17,7 +22,10 @@ def step_advantages(batch: Batch, config: AlgorithmConfig) -> Batch:
             them. Columns of annotators (`NAME/COLUMN`) reach the estimator.
 
     Returns:
-        Tensors advantages and, it may be, returns [B, T].
+        Tensors advantages and, it may be, returns [B, T]; 0 outside the mask.
+
+    Raises:
+        ValueError: the estimator gave something else, or numbers that are not finite; names the estimator.
     """
     columns = batch.tensors
     token_rewards = None
@@ -32,8 +40,41 @@ def step_advantages(batch: Batch, config: AlgorithmConfig) -> Batch:
         values=columns.get("values"),
         columns={name: column for name, column in columns.items() if "/" in name},
     )
-    found = ADVANTAGES.get(config.advantage.estimator)(inputs, config.advantage)
-    return Batch(tensors={"advantages": found.advantages} | ({} if found.returns is None else {"returns": found.returns}))
+    found, who = ADVANTAGES.get(config.advantage.estimator)(inputs, config.advantage), f"algorithm.advantage.estimator={config.advantage.estimator}"
+    if not isinstance(found, Advantages):
+        raise ValueError(f"{who} gave a {type(found).__name__}; it must give engine.algorithms.types.Advantages")
+    if config.critic is not None and found.returns is None:
+        raise ValueError(f"{who} gave no returns, and a critic is trained on them; give them, or leave algorithm.critic out")
+    given = {"advantages": found.advantages} | ({} if found.returns is None else {"returns": found.returns})
+    for name, values in given.items():
+        _check(values, inputs.mask, f"{who}: {name}")
+        if not values[inputs.mask].isfinite().all():
+            row = int((inputs.mask & ~values.isfinite()).any(dim=1).nonzero()[0])
+            raise ValueError(f"{who}: {name} of row {row} are not finite on response tokens; its reward is {inputs.rewards[row]:g}")
+    return Batch(tensors={name: torch.where(inputs.mask, values, 0) for name, values in given.items()})
+
+
+def policy_terms(inputs: LossInputs, config: LossConfig) -> LossTerms:
+    """The terms [B, T] of the configured policy loss, before aggregation.
+
+    Raises:
+        ValueError: the loss gave something else, or a constant; names the loss.
+    """
+    terms, who = LOSSES.get(config.name)(inputs, config), f"algorithm.loss.name={config.name}"
+    if not isinstance(terms, LossTerms):
+        raise ValueError(f"{who} gave a {type(terms).__name__}; it must give engine.algorithms.types.LossTerms")
+    _check(terms.per_token, inputs.mask, f"{who}: per_token")
+    if inputs.log_probs.requires_grad and not terms.per_token.requires_grad:
+        raise ValueError(f"{who}: per_token has no gradient; compute it from inputs.log_probs, and not under torch.no_grad")
+    return terms
+
+
+def _check(values: object, mask: torch.Tensor, what: str) -> None:
+    if not isinstance(values, torch.Tensor) or not values.is_floating_point():
+        kind = values.dtype if isinstance(values, torch.Tensor) else type(values).__name__
+        raise ValueError(f"{what} is {kind}; it must be a floating-point tensor")
+    if values.shape != mask.shape:
+        raise ValueError(f"{what} has shape {list(values.shape)}; the response mask has {list(mask.shape)}, and every token needs its own")
 
 
 def measure(batch: Batch) -> Statistics:

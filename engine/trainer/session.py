@@ -40,6 +40,13 @@ WORKER_ENVIRONMENT: Mapping[Device, Mapping[str, str]] = {
 }
 
 
+def import_path() -> dict[str, str]:
+    """PYTHONPATH of this process for its workers, on nodes too whose Ray somebody else started; the working directory Ray passes on itself."""
+    own = [os.path.abspath(directory) for directory in os.environ.get("PYTHONPATH", "").split(os.pathsep) if directory]
+    # What the node had before stays behind it: Ray puts it in when it starts the worker.
+    return {"PYTHONPATH": os.pathsep.join([*own, "${PYTHONPATH}"])} if own else {}
+
+
 class ConfigurationMismatchError(RuntimeError):
     """A worker runs with another configuration than the controller's."""
 
@@ -84,7 +91,8 @@ class Session:
             ray.init(log_to_driver=False, configure_logging=False, **local)
         try:
             names = [config.resources.pool_of(role) for role in config.roles()]
-            with open_pools(config.resources, names, WORKER_ENVIRONMENT, directory / "workers") as pools:
+            environment = {device: {**variables, **import_path()} for device, variables in WORKER_ENVIRONMENT.items()}
+            with open_pools(config.resources, names, environment, directory / "workers") as pools:
                 for pool in pools.values():
                     pool.connect(config.resources.call_deadline_seconds)
                 yield cls(config, pools, model_directory, directory)

@@ -13,4 +13,17 @@ BACKENDS: "Registry[type[TrainingBackend]]" = Registry(
         "fsdp": "engine.training.fsdp:FSDPBackend",
         "tensor_parallel": "engine.training.tensor_parallel:TensorParallelBackend",
     },
+    methods=(
+        "mesh",
+        "load",
+        "reset_optimizer",
+        "score",
+        "values",
+        "optimizer_step",
+        "full_weights",
+        "adapter_weights",
+        "without_adapter",
+        "state",
+        "load_state",
+    ),
 )

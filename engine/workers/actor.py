@@ -14,9 +14,8 @@ from transformers import AutoTokenizer
 
 from engine.algorithms.aggregation import Denominators, aggregate
 from engine.algorithms.kl import kl
-from engine.algorithms.registry import LOSSES
 from engine.algorithms.rollout_agreement import rollout_agreement
-from engine.algorithms.step import measure, step_advantages
+from engine.algorithms.step import measure, policy_terms, step_advantages
 from engine.algorithms.types import LossInputs
 from engine.batch import Batch
 from engine.config import LossConfig, RLStageConfig
@@ -25,7 +24,7 @@ from engine.control.mesh import Mesh
 from engine.control.worker_group import Outlet
 from engine.export import save_checkpoint
 from engine.metrics import Mean, Statistics, Sum
-from engine.rollout.backend import RolloutBackend
+from engine.rollout.backend import Response, RolloutBackend
 from engine.rollout.plan import SamplePlan
 from engine.rollout.registry import BACKENDS
 from engine.training.lora import export_adapter
@@ -92,7 +91,7 @@ class HybridActor(TrainedWorker):
         if self._phase is not Phase.READY:
             raise RuntimeError(f"generate was called before synchronise: {self._phase.value}")
         requests, places = plan.requests(self.prompt_sets[plan.prompt_set], self._tokenizer), plan.places()
-        drawn: dict[int, Any] = {}
+        drawn: dict[int, Response] = {}
         texts: dict[int, str] = {}
         untold: list[int] = []
         told = time.monotonic()
@@ -103,7 +102,7 @@ class HybridActor(TrainedWorker):
             if self._finished is not None and time.monotonic() - told >= SECONDS_BETWEEN_TELLINGS:
                 self._tell(self._finished, plan, [(row, (plan.prompt_set, places[row][0], texts[row])) for row in untold])
                 untold, told = [], time.monotonic()
-        responses = [drawn[position] for position in range(len(requests))]
+        responses = _in_order(drawn, len(requests), self.config.rollout.backend)
         tensors = _token_tensors([list(request.prompt_tokens) for request in requests], responses)
         columns = {
             "prompt": torch.tensor([position for position, _ in places], dtype=torch.int64),
@@ -260,7 +259,7 @@ class HybridActor(TrainedWorker):
             advantages=tensors["advantages"],
             mask=mask,
         )
-        terms = LOSSES.get(loss.name)(inputs, loss)
+        terms = policy_terms(inputs, loss)
         value = _aggregated(terms.per_token, mask, denominators, loss)
         statistics.update(terms.statistics)
         penalty = stage.algorithm.kl
@@ -282,7 +281,19 @@ def _aggregated(per_token: torch.Tensor, mask: torch.Tensor, denominators: Denom
     return aggregate(per_token, mask, denominators, loss.aggregation, loss.aggregation_constant_tokens)
 
 
-def _token_tensors(prompts: Sequence[list[int]], responses: Sequence[Any]) -> dict[str, torch.Tensor]:
+def _in_order(drawn: Mapping[int, Response], requests: int, backend: str) -> list[Response]:
+    """The response to each request. ValueError names the rollout backend where one is missing, or is not what a response is."""
+    if missing := [position for position in range(requests) if position not in drawn]:
+        raise ValueError(f"rollout.backend={backend} gave no response to {len(missing)} of {requests} requests, such as number {missing[0]}")
+    responses = [drawn[position] for position in range(requests)]
+    for position, response in enumerate(responses):
+        if len(response.tokens) != len(response.log_probs):
+            counts = f"{len(response.tokens)} tokens and {len(response.log_probs)} log-probs"
+            raise ValueError(f"rollout.backend={backend} gave request {position} {counts}; every token needs its own")
+    return responses
+
+
+def _token_tensors(prompts: Sequence[list[int]], responses: Sequence[Response]) -> dict[str, torch.Tensor]:
     """Token columns [B, T] of prompts and what was drawn to them."""
     rows = [torch.tensor([*prompt, *response.tokens]) for prompt, response in zip(prompts, responses, strict=True)]
     log_probs = [torch.tensor([0.0] * len(prompt) + response.log_probs) for prompt, response in zip(prompts, responses, strict=True)]

@@ -88,9 +88,28 @@ class Annotator(Worker):
 
     @register(DATA_PARALLEL)
     def annotations(self, rollout: Batch) -> Batch:
-        """The columns of `annotate`, as `NAME/COLUMN`."""
-        columns = self.annotate(rollout).tensors
+        """The columns of `annotate`, as `NAME/COLUMN`. ValueError names the annotator whose columns do not fit the rollout."""
+        columns = self._checked(self.annotate(rollout), rollout)
         return Batch(tensors={f"{self.name}/{column}": tensor for column, tensor in columns.items()})
+
+    def _checked(self, found: Any, rollout: Batch) -> Mapping[str, torch.Tensor]:
+        who, rows = f"annotators.{self.name}", len(rollout)
+        if not isinstance(found, Batch):
+            raise ValueError(f"{who}: annotate gave a {type(found).__name__}; it must give an engine.batch.Batch of tensors")
+        if found.objects:
+            raise ValueError(f"{who}: annotate gave the objects {', '.join(found.objects)}; columns of an annotator are tensors")
+        for name, column in found.tensors.items():
+            if len(column) != rows:
+                raise ValueError(f"{who}: its column {name} has {len(column)} rows, and the rollout has {rows}")
+            if column.dim() > 1 and column.shape[1] != rollout.width:
+                widths = f"{column.shape[1]} tokens a row, and the rollout has {rollout.width}"
+                raise ValueError(f"{who}: its column {name} has {widths}; give [B] or [B, T]")
+        score = found.tensors.get("score")
+        if score is None and self.config.annotators[self.name].reward_weight:
+            raise ValueError(f"{who}: annotate gave no column score for reward_weight to multiply; give it, or set reward_weight=0")
+        if score is not None and (score.dim() > 1 or not score.isfinite().all()):
+            raise ValueError(f"{who}: its column score must be one finite number a row")
+        return found.tensors
 
 
 class TrainedWorker(Worker):

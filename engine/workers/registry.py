@@ -12,4 +12,5 @@ ANNOTATORS: "Registry[type[Annotator]]" = Registry(
     {
         "reward_model": "engine.workers.reward_model:RewardModelWorker",
     },
+    methods=("annotate", "annotations", "configuration", "load_prompts", "save_state", "load_state", "meshes"),
 )

@@ -1,0 +1,103 @@
+"""A step's advantages and loss terms: what an estimator or a loss of somebody's own gives is looked at, and blamed by name."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from engine.algorithms import step
+from engine.algorithms.step import policy_terms, step_advantages
+from engine.algorithms.types import AdvantageInputs, Advantages, LossInputs, LossTerms
+from engine.batch import Batch
+from engine.config import AdvantageConfig, AlgorithmConfig, CriticConfig, LossConfig, OptimizerConfig
+
+MASK = torch.tensor([[False, True, True], [False, True, False], [False, False, False], [False, True, True]])
+ESTIMATOR, LOSS = "my_estimator:mine", "my_loss:mine"
+
+
+@pytest.fixture
+def estimate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Batch]:
+    """The advantages of a small step by an estimator of one's own."""
+
+    def run(give: Callable[[AdvantageInputs], Any], critic: CriticConfig | None = None) -> Batch:
+        monkeypatch.setattr(step.ADVANTAGES, "get", lambda name: lambda inputs, config: give(inputs))
+        batch = Batch({"response_mask": MASK, "prompt": torch.tensor([0, 0, 1, 1]), "reward": torch.tensor([1.0, 0.0, 0.5, 2.0])})
+        return step_advantages(batch, AlgorithmConfig(advantage=AdvantageConfig(estimator=ESTIMATOR), critic=critic))
+
+    return run
+
+
+@pytest.fixture
+def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LossTerms]:
+    """The terms of a small micro-batch by a loss of one's own."""
+
+    def run(give: Callable[[LossInputs], Any]) -> LossTerms:
+        monkeypatch.setattr(step.LOSSES, "get", lambda name: lambda inputs, config: give(inputs))
+        zeros = torch.zeros(MASK.shape)
+        log_probs = zeros.clone().requires_grad_()
+        inputs = LossInputs(log_probs=log_probs, old_log_probs=zeros, rollout_log_probs=zeros, advantages=zeros + 1, mask=MASK)
+        return policy_terms(inputs, LossConfig(name=LOSS))
+
+    return run
+
+
+def masked(value: float) -> torch.Tensor:
+    return torch.full(MASK.shape, value).where(MASK, 0)
+
+
+def test_what_stands_outside_the_mask_goes_no_further(estimate: Callable[..., Batch]) -> None:
+    # Mutation: pass the estimator's tensor on as it is: a part of the step that is cut narrower would refuse it.
+    given = torch.full(MASK.shape, torch.nan).masked_fill(MASK, 3.0)
+    found = estimate(lambda inputs: Advantages(given, returns=given))
+    assert torch.equal(found.tensors["advantages"], masked(3.0))
+    assert torch.equal(found.tensors["returns"], masked(3.0))
+
+
+# Mutation of each: take the check that gives this text out of `step_advantages` or `_check`; the step then fails elsewhere without a name, or learns from NaN.
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (masked(1.0), "gave a Tensor; it must give engine.algorithms.types.Advantages"),
+        (Advantages(torch.ones(4)), r"advantages has shape \[4\]; the response mask has \[4, 3\]"),
+        (Advantages(torch.ones(4, 1)), r"advantages has shape \[4, 1\]"),  # would broadcast without a word
+        (Advantages(torch.ones(4, 3, dtype=torch.int64)), "advantages is torch.int64; it must be a floating-point tensor"),
+        (Advantages([[1.0] * 3] * 4), "advantages is list"),
+        (Advantages(masked(torch.nan)), "advantages of row 0 are not finite on response tokens; its reward is 1"),
+        (Advantages(masked(1.0).index_put((torch.tensor(3), torch.tensor(2)), torch.tensor(torch.inf))), "advantages of row 3 .* its reward is 2"),
+        (Advantages(masked(1.0), returns=torch.ones(3, 3)), r"returns has shape \[3, 3\]"),
+        (Advantages(masked(1.0), returns=masked(torch.nan)), "returns of row 0 are not finite"),
+    ],
+)
+def test_an_estimator_that_gives_something_else_is_named(estimate: Callable[..., Batch], given: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=f"algorithm.advantage.estimator={ESTIMATOR}.* ?{text}"):
+        estimate(lambda inputs: given)
+
+
+def test_a_critic_needs_returns(estimate: Callable[..., Batch]) -> None:
+    # Mutation: leave the check out, and the critic's update misses a column that nobody has heard of.
+    critic = CriticConfig(optimizer=OptimizerConfig(learning_rate=1e-3))
+    with pytest.raises(ValueError, match=f"{ESTIMATOR} gave no returns, and a critic is trained on them"):
+        estimate(lambda inputs: Advantages(masked(1.0)), critic)
+    assert "returns" in estimate(lambda inputs: Advantages(masked(1.0), returns=masked(1.0)), critic).tensors
+
+
+def test_a_loss_of_ones_own_is_taken_as_it_is(lose: Callable[..., LossTerms]) -> None:
+    terms = lose(lambda inputs: LossTerms(per_token=-inputs.advantages * inputs.log_probs))
+    assert terms.per_token.shape == MASK.shape
+
+
+# Mutation of each: take the check that gives this text out of `policy_terms` or `_check`.
+@pytest.mark.parametrize(
+    ("give", "text"),
+    [
+        (lambda inputs: -inputs.log_probs, "gave a Tensor; it must give engine.algorithms.types.LossTerms"),
+        (lambda inputs: LossTerms(per_token=-inputs.log_probs.sum()), r"per_token has shape \[\]; the response mask has \[4, 3\]"),
+        (lambda inputs: LossTerms(per_token=-inputs.log_probs.sum(dim=1, keepdim=True)), r"per_token has shape \[4, 1\]"),
+        (lambda inputs: LossTerms(per_token=-inputs.log_probs[inputs.mask]), r"per_token has shape \[5\]"),
+        (lambda inputs: LossTerms(per_token=-inputs.log_probs.detach()), "per_token has no gradient; compute it from inputs.log_probs"),
+    ],
+)
+def test_a_loss_that_gives_something_else_is_named(lose: Callable[..., LossTerms], give: Callable[[LossInputs], Any], text: str) -> None:
+    with pytest.raises(ValueError, match=f"algorithm.loss.name={LOSS}.* ?{text}"):
+        lose(give)
