@@ -87,6 +87,37 @@ def test_the_final_model_is_an_ordinary_one_with_the_accuracy_that_was_recorded(
     assert found["greedy"]["mean"] == rl["greedy_after"]
 
 
+def test_the_dataflow_of_each_step_is_there_to_be_looked_at(shown: dict, almanac: Almanac, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    done = almanac("trace", "--step", "1", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(tmp_path / f"step_000001{ending}") for ending in (".html", ".chrome.json", ".json")]
+    trace = json.loads((tmp_path / "step_000001.json").read_text())
+    assert (trace["stage"], trace["step"]) == ("rl", 1)
+    assert {"generate", "score", "log_prob", "update", "synchronise"} <= {operation["operator"] for operation in trace["operations"]}
+    assert any(event["ph"] == "X" for event in json.loads((tmp_path / "step_000001.chrome.json").read_text())["traceEvents"])
+    # MLflow has those of the first and the last step, with the stage and with the run.
+    client = MlflowClient(shown["mlflow"]["tracking_uri"])
+    parent = client.get_run(shown["mlflow"]["run_id"])
+    names = {file.path for file in client.list_artifacts(parent.info.run_id, "traces/rl")}
+    assert names == {f"traces/rl/step_00000{step}{ending}" for step in (1, 2) for ending in (".html", ".chrome.json", ".json")}
+    refused = almanac("trace", "--step", "7")
+    assert refused.returncode == 2
+    assert "has no trace of step 7 of stage rl; it has steps 1 to 2" in refused.stderr
+
+
+def test_an_operator_can_be_run_again_alone(shown: dict, almanac: Almanac) -> None:
+    # The last step, after updates: the weights are those that the step began with. Mutation: replay on the first weights.
+    done = almanac("replay", "--step", "2", "--operator", "actor.log_prob")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "old_log_probs" in done.stdout
+    assert "equal" in done.stdout
+    refused = almanac("replay", "--step", "2", "--operator", "actor.logprob")
+    assert refused.returncode == 2
+    assert "has no operator 'actor.logprob'; it has: actor.generate" in refused.stderr
+
+
 @pytest.fixture
 def overlapping(almanac: Almanac) -> list[str]:
     """Settings of a recipe on files whose test prompt stands in train as well."""

@@ -73,6 +73,21 @@ def test_more_ranks_than_cores_names_key_and_resource() -> None:
     assert keys(found("recipe=polaris_tiny", "resources.cpus_per_rank=2")) == ["resources.ranks"]
 
 
+def test_what_all_pools_want_together_is_counted() -> None:
+    # Shares of a core add up. Mutation: the main pool alone.
+    assert found("recipe=polaris_tiny", "algorithm@stages.rl.algorithm=ppo", "resources=split") == []
+    (finding,) = found("recipe=polaris_tiny", "algorithm@stages.rl.algorithm=ppo", "resources=split", "resources.pools.critics.ranks=9")
+    assert "9 ranks of resources.pools.critics.cpus_per_rank=0.25" in finding.text
+    # Without a critic its pool is not opened. Mutation: count pools that no role sits in.
+    assert found("recipe=polaris_tiny", "resources=split", "resources.pools.critics.ranks=9") == []
+
+
+def test_custom_resources_need_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert keys(found("recipe=polaris_tiny", "+resources.ray_resources_per_rank.moon=1.0")) == ["resources.ray_resources_per_rank"]
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert found("recipe=polaris_tiny", "+resources.ray_resources_per_rank.moon=1.0") == []
+
+
 def test_a_cluster_is_asked_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert found("recipe=polaris_tiny", "resources.ranks=4") == []

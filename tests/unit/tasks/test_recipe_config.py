@@ -91,6 +91,11 @@ def test_a_batch_is_taken_exactly_if_it_divides_and_a_suggested_one_is(ranks: in
         ({"stages": {"sft": sft(rows_per_step=97)}}, "stages.sft.rows_per_step"),
         ({"data": {"train_file": "a.parquet"}}, "data.sft_file"),
         ({"evaluation_reward": {"shuffle": True}}, "evaluation_reward.shuffle"),
+        ({"resources": {"roles": {"critics": "main"}}}, "resources.roles.critics"),
+        ({"annotators": {"critic": {"worker": "reward_model"}}}, "annotators.critic"),
+        ({"rollout": {"tensor_parallel_ranks": 3}}, "rollout.tensor_parallel_ranks"),
+        ({"training": {"shard_ranks": 3}}, "training.shard_ranks"),
+        ({"training": {"backend": "tensor_parallel", "tensor_parallel_ranks": 3}}, "training.tensor_parallel_ranks"),
     ],
 )
 def test_broken_rules_are_named_by_key(values: dict, key: str) -> None:
