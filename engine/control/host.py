@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -144,9 +145,13 @@ class WorkerHost:
 
     @ray.method(num_returns=0, concurrency_group="beside")
     def tell(self, role: str, operator: str, value: Any) -> None:
-        """A message from another worker: nobody waits for it, and a later call of the role does what is left undone."""
+        """A message from another worker. Nobody waits for it: what fails goes to the log, and a later call of the role does it again and is heard."""
         started = time.time()
-        getattr(self._roles[role].worker, operator)(value)
+        try:
+            getattr(self._roles[role].worker, operator)(value)
+        except Exception:  # noqa: BLE001 - whatever it is, see above
+            traceback.print_exc()
+            return
         with self._roles[role].lock:
             self._roles[role].asides.append(Aside(operator, size_of(value), started, time.time()))
 

@@ -29,11 +29,13 @@ class Outlet:
     operator: str
     mesh: Mesh
 
-    def tell(self, row: int, rows: int, value: Any) -> None:
-        """Sends a value to the rank whose share of `rows` holds `row`; returns at once, and nobody waits for an answer."""
-        part = next(part for part in range(self.mesh.parts) if row in Share(part, self.mesh.parts).range(rows))
-        rank = next(rank for rank, of in enumerate(self.mesh.part) if of == part and self.mesh.speaks[rank])
-        self.hosts[rank].tell.remote(self.role, self.operator, value)
+    def tell(self, values: Mapping[int, Any], rows: int) -> None:
+        """Sends values by row to the ranks whose shares of `rows` hold them; returns at once, and nobody waits for an answer."""
+        speaker = {part: rank for rank, part in reversed(list(enumerate(self.mesh.part))) if self.mesh.speaks[rank]}
+        for part, rank in speaker.items():
+            share = Share(part, self.mesh.parts).range(rows)
+            if chosen := [value for row, value in values.items() if row in share]:
+                self.hosts[rank].tell.remote(self.role, self.operator, chosen)
 
 
 class WorkerGroup:

@@ -29,6 +29,7 @@ from engine.rollout.plan import SamplePlan
 from engine.rollout.registry import BACKENDS
 from engine.training.lora import export_adapter
 from engine.workers.base import TRAIN, StageConfig, TrainedWorker
+from engine.workers.reward import Finished
 
 ROLLOUT = "rollout"
 """The mesh over which the rollout engines divide their requests."""
@@ -91,17 +92,19 @@ class HybridActor(TrainedWorker):
         if self._phase is not Phase.READY:
             raise RuntimeError(f"generate was called before synchronise: {self._phase.value}")
         requests, places = plan.requests(self.prompt_sets[plan.prompt_set], self._tokenizer), plan.places()
+        # Of ranks that share an engine one speaks.
+        outlet = self._finished if self.meshes()[ROLLOUT].speaks[self.rank] else None
         drawn: dict[int, Response] = {}
         texts: dict[int, str] = {}
-        untold: list[int] = []
+        untold: dict[int, Finished] = {}
         told = time.monotonic()
         for position, response in self._rollout.stream(requests):
             drawn[position] = response
             texts[position] = self._tokenizer.decode(response.tokens, skip_special_tokens=True)
-            untold.append(position)
-            if self._finished is not None and time.monotonic() - told >= SECONDS_BETWEEN_TELLINGS:
-                self._tell(self._finished, plan, [(row, (plan.prompt_set, places[row][0], texts[row])) for row in untold])
-                untold, told = [], time.monotonic()
+            untold[plan.first + position] = (plan.prompt_set, places[position][0], texts[position])
+            if outlet is not None and time.monotonic() - told >= SECONDS_BETWEEN_TELLINGS:
+                outlet.tell(untold, plan.total)
+                untold, told = {}, time.monotonic()
         responses = _in_order(drawn, len(requests), self.config.rollout.backend)
         tensors = _token_tensors([list(request.prompt_tokens) for request in requests], responses)
         columns = {
@@ -243,11 +246,6 @@ class HybridActor(TrainedWorker):
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated() / 2**30
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-    def _tell(self, outlet: Outlet, plan: SamplePlan, samples: list[tuple[int, Any]]) -> None:
-        if self.meshes()[ROLLOUT].speaks[self.rank]:
-            for row, sample in samples:
-                outlet.tell(plan.first + row, plan.total, sample)
 
     def _policy_loss(self, batch: Batch, stage: RLStageConfig, denominators: Denominators, statistics: Statistics) -> torch.Tensor:
         loss, tensors = stage.algorithm.loss, {name: tensor.to(self.device) for name, tensor in batch.tensors.items()}

@@ -99,14 +99,13 @@ class LightWorker:
     def heard_so_far(self) -> list[Any]:
         return self.heard
 
-    def hear(self, value: Any) -> None:
-        self.heard.append(value)
+    def hear(self, values: list[Any]) -> None:
+        self.heard += values
 
     @register(ALL)
     def speak(self, outlet: Any, rows: int) -> None:
         if self.rank == 0:
-            for row in range(rows):
-                outlet.tell(row, rows, row)
+            outlet.tell({row: row for row in range(rows)}, rows)
 
     @register(ALL)
     def variable(self, name: str) -> str | None:

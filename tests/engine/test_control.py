@@ -162,6 +162,13 @@ def test_workers_tell_each_other(group: WorkerGroup, four: WorkerGroup) -> None:
     assert heard == [[0, 1], [2, 3], [4], [5]]
 
 
+def test_what_is_told_in_vain_disturbs_nobody(group: WorkerGroup, four: WorkerGroup) -> None:
+    before = four.heard_so_far().get()
+    # No such method over there. Mutation: let it raise: the worker is none the worse, but nobody finds the reason in a log.
+    group.speak(four.outlet("mishear"), 6).get()
+    assert four.heard_so_far().get() == before
+
+
 def test_two_roles_in_one_process(cluster: None) -> None:
     with opened() as found:
         second = light(found.pool, "second")
