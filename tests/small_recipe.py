@@ -34,9 +34,13 @@ class Almanac:
 
     root: Path
     more_environment: Mapping[str, str] = field(default_factory=dict)
+    directory: Path | None = None
+    """Where it is called from; None stands for the test's own directory."""
 
     def __call__(self, *arguments: str, timeout: float = 500) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.command(*arguments), env=self.environment(), capture_output=True, text=True, timeout=timeout, check=False)
+        return subprocess.run(
+            self.command(*arguments), cwd=self.directory, env=self.environment(), capture_output=True, text=True, timeout=timeout, check=False
+        )
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(self.command(*arguments), env=self.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)

@@ -1,5 +1,6 @@
 """Workers without a model, for what `engine/control` does to any worker."""
 
+import importlib
 import os
 import signal
 import sys
@@ -110,6 +111,10 @@ class LightWorker:
     @register(ALL)
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)
+
+    @register(ALL)
+    def attribute(self, module: str, name: str) -> Any:
+        return getattr(importlib.import_module(module), name)
 
     @register(ALL)
     def process_id(self) -> int:

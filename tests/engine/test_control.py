@@ -22,6 +22,7 @@ from engine.control.deadline import WorkerError
 from engine.control.future import join
 from engine.control.resources import Pool, ResourceError, open_pools
 from engine.control.worker_group import WorkerGroup
+from engine.trainer.session import import_path
 
 DEADLINE_SECONDS = 120.0
 
@@ -65,6 +66,30 @@ def all_gone(processes: list[int]) -> bool:
 def test_all_gives_every_rank_the_same_arguments(group: WorkerGroup) -> None:
     # A list is not split, and keywords arrive as keywords. Mutation: `split` for Dispatch.ALL too.
     assert group.describe([1, 2, 3], suffix="!").get() == [(0, 2, "hello", [1, 2, 3], "!"), (1, 2, "hello", [1, 2, 3], "!")]
+
+
+def test_workers_import_from_where_the_caller_does(cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The cluster was there before, and its processes know nothing of this variable. Mutations: leave PYTHONPATH out of what workers are given;
+    # pass relative directories on; put it in the place of the node's own.
+    node = os.environ.get("PYTHONPATH", "")
+    (tmp_path / "of_ones_own.py").write_text("answer = 42")
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "further_down.py").write_text("answer = 43")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.path.relpath(tmp_path / "deeper"), ""]))
+    config = ResourcesConfig(ranks=1, device="cpu")
+    with open_pools(config, ["main"], {"cpu": import_path()}) as pools:
+        workers = light(pools["main"])
+        assert workers.attribute("of_ones_own", "answer").get() == [42]
+        assert workers.attribute("further_down", "answer").get() == [43]
+        (path,) = workers.variable("PYTHONPATH").get()
+    assert path.split(os.pathsep)[:2] == [str(tmp_path), str(tmp_path / "deeper")]
+    assert path.endswith(node)
+
+
+def test_nothing_is_passed_on_where_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Mutation: a path of the node's own alone, which an empty entry would make the working directory of.
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert import_path() == {}
 
 
 def test_all_resolves_a_future(group: WorkerGroup) -> None:

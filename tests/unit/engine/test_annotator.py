@@ -31,7 +31,7 @@ def test_columns_get_the_annotators_name() -> None:
     assert annotator(Batch({"kind": torch.arange(4)})).annotations(ROLLOUT).tensors["judge/kind"].tolist() == [0, 1, 2, 3]
 
 
-# Mutation of each: take the check that gives this text out of `Annotator._checked`; a run then stops with the trainer's columns blamed, or not at all.
+# Mutation of each: take the check that gives this text out of `Annotator._checked`; a run then blames other columns, or none.
 @pytest.mark.parametrize(
     ("given", "weight", "text"),
     [
@@ -55,7 +55,7 @@ def test_a_rollout_backend_that_leaves_something_out_is_named() -> None:
     # Mutation: the order in which they came.
     assert _in_order({1: other, 0: one}, 2, "vllm") == [one, other]
     # Mutations: leave either check out: a KeyError, and columns that differ in width for no visible reason.
-    with pytest.raises(ValueError, match="rollout.backend=my_rollout:Mine gave no response to 2 of 3 requests, such as number 1"):
+    with pytest.raises(ValueError, match=r"rollout\.backend=my_rollout:Mine gave no response to 2 of 3 requests, such as number 1"):
         _in_order({0: one}, 3, "my_rollout:Mine")
-    with pytest.raises(ValueError, match="rollout.backend=my_rollout:Mine gave request 1 3 tokens and 2 log-probs"):
+    with pytest.raises(ValueError, match=r"rollout\.backend=my_rollout:Mine gave request 1 3 tokens and 2 log-probs"):
         _in_order({0: one, 1: Response([1, 2, 3], [0.0, 0.0], True)}, 2, "my_rollout:Mine")

@@ -1,7 +1,10 @@
 """Registries: every name loads, describes itself without being imported, and configuration takes exactly the names that there are."""
 
+import importlib
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -9,6 +12,23 @@ from pydantic import ValidationError
 from engine.algorithms.registry import ADVANTAGES, LOSSES
 from engine.config import AdvantageConfig, LossConfig, RewardConfig
 from engine.rewards.registry import REWARDS
+from engine.rollout import registry as rollout
+from engine.rollout.backend import RolloutBackend
+from engine.training import registry as training
+from engine.training.backend import TrainingBackend
+from engine.workers.base import Annotator
+from engine.workers.registry import ANNOTATORS
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))}
+
+
+PROTOCOLS = [
+    (rollout.BACKENDS, public(RolloutBackend)),
+    (training.BACKENDS, public(TrainingBackend)),
+    (ANNOTATORS, public(Annotator) - {"prompts_of"}),  # which only the annotator itself calls
+]
 
 
 @pytest.mark.parametrize("registry", [ADVANTAGES, LOSSES, REWARDS])
@@ -73,3 +93,51 @@ def test_listing_imports_neither_torch_nor_sympy() -> None:
         "sys.exit(bool({'torch', 'sympy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Writes a module of one's own and puts it on the path. Returns its name."""
+    monkeypatch.syspath_prepend(tmp_path)
+    names: list[str] = []
+
+    def write(text: str) -> str:
+        names.append(f"module_of_ones_own_{len(names)}")
+        (tmp_path / f"{names[-1]}.py").write_text(text)
+        importlib.invalidate_caches()
+        return names[-1]
+
+    yield write
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def test_a_misspelt_attribute_suggests_the_nearest(own) -> None:
+    place = own("def reinforce(inputs, config): ...") + ":reinfroce"
+    with pytest.raises(ValueError, match=f"policy loss {place} cannot be imported .*did you mean reinforce"):
+        LOSSES.get(place)
+
+
+@pytest.mark.parametrize("text", ["1 / 0", "def loss(:"])
+def test_a_module_that_raises_is_named_with_what_it_raises(own, text: str) -> None:
+    # Mutation: catch ImportError alone: preflight then ends with somebody's traceback, and the other findings are lost.
+    with pytest.raises(ValueError, match=r"policy loss module\S* cannot be imported: its module raises (ZeroDivisionError|SyntaxError): "):
+        LOSSES.get(own(text) + ":loss")
+
+
+def test_something_else_than_what_the_key_asks_for_is_refused(own) -> None:
+    # Mutations: leave out `callable`, or `methods`: a worker would be the first to see it, minutes later.
+    with pytest.raises(ValueError, match=r"policy loss module\S* is a float, and must be a function or a class"):
+        LOSSES.get(own("loss = 1.0") + ":loss")
+    for registry, methods in PROTOCOLS:
+        first, *others = methods
+        definitions = "".join(f"    def {method}(self): ...\n" for method in others)
+        with pytest.raises(ValueError, match=rf"\S+ has no method {first}; it needs: "):
+            registry.get(own(f"class Mine:\n{definitions}") + ":Mine")
+        assert registry.get(own(f"class Mine:\n{definitions}    def {first}(self): ...\n") + ":Mine").__name__ == "Mine"
+
+
+def test_registries_ask_for_the_methods_of_their_protocols() -> None:
+    # Mutation: a new method of a protocol without its name in the registry.
+    for registry, methods in PROTOCOLS:
+        assert set(registry.methods) == methods

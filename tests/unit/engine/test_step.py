@@ -54,7 +54,7 @@ def test_what_stands_outside_the_mask_goes_no_further(estimate: Callable[..., Ba
     assert torch.equal(found.tensors["returns"], masked(3.0))
 
 
-# Mutation of each: take the check that gives this text out of `step_advantages` or `_check`; the step then fails elsewhere without a name, or learns from NaN.
+# Mutation of each: take the check that gives this text out of `step_advantages` or `_check`; the step then fails elsewhere, or learns from NaN.
 @pytest.mark.parametrize(
     ("given", "text"),
     [

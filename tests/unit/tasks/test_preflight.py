@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -204,3 +206,77 @@ def test_errors_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose(["recipe=polaris_tiny", "~stages.sft", "resources.ranks=4"])
     assert [finding.level for finding in preflight(config)] == ["error", "warning"]
     assert isinstance(config, RecipeConfig)
+
+
+OWN = {
+    "my_parts": """
+        from engine.workers.base import Annotator
+        class Judge(Annotator):
+            def annotate(self, rollout): ...
+        class Backend:
+            def mesh(self): ...
+            stream = load_weights = load = reset_optimizer = score = values = optimizer_step = mesh
+            full_weights = adapter_weights = without_adapter = state = load_state = mesh
+        def function(*arguments): ...
+    """,
+    "my_broken": "1 / 0",
+}
+KEYS = {
+    "stages.rl.algorithm.advantage.estimator": "function",
+    "stages.rl.algorithm.loss.name": "function",
+    "stages.rl.reward.default": "function",
+    "stages.rl.reward.by_data_source.chain_sum": "function",
+    "evaluation_reward.default": "function",
+    "evaluation_reward.by_data_source.chain_sum": "function",
+    "annotators.judge.worker": "Judge",
+    "training.backend": "Backend",
+    "rollout.backend": "Backend",
+}
+
+
+@pytest.fixture
+def own(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.syspath_prepend(root)
+    for name, text in OWN.items():
+        (root / f"{name}.py").write_text(textwrap.dedent(text))
+    yield
+    for name in OWN:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_module_or_attribute_of_ones_own_that_is_misspelt_names_the_key(own: None, key: str) -> None:
+    """Mutation: take the key out of `_names`: the run would fail after minutes of model, data and workers."""
+    attribute = KEYS[key]
+    assert found("recipe=polaris_tiny", f"{key}=my_parts:{attribute}") == []
+    for place, text in [
+        (f"my_prats:{attribute}", "No module named 'my_prats'"),
+        (f"my_parts:{attribute}s", f"did you mean {attribute}"),
+        (f"my_broken:{attribute}", "its module raises ZeroDivisionError: division by zero"),
+    ]:
+        (finding,) = found("recipe=polaris_tiny", f"{key}={place}")
+        assert finding.key == key
+        assert place in finding.text
+        assert text in finding.text
+
+
+def test_a_class_that_lacks_a_method_names_the_key(own: None) -> None:
+    for key in ("annotators.judge.worker", "training.backend", "rollout.backend"):
+        (finding,) = found("recipe=polaris_tiny", f"{key}=my_parts:function")
+        assert finding.key == key
+        assert "has no method" in finding.text
+
+
+def test_everything_of_ones_own_is_found_together(own: None) -> None:
+    """Mutation: let the first error through."""
+    assert keys(found("recipe=polaris_tiny", *(f"{key}=nowhere:thing" for key in KEYS))) == [
+        "training.backend",
+        "rollout.backend",
+        "annotators.judge.worker",
+        "stages.rl.algorithm.advantage.estimator",
+        "stages.rl.algorithm.loss.name",
+        "evaluation_reward.default",
+        "evaluation_reward.by_data_source.chain_sum",
+        "stages.rl.reward.default",
+        "stages.rl.reward.by_data_source.chain_sum",
+    ]
