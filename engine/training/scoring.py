@@ -71,14 +71,17 @@ class PolicyModel(ResponseModel):
         return zeros.masked_scatter(response_mask, log_probs), zeros.masked_scatter(response_mask, entropy)
 
     def _score(self, hidden: torch.Tensor, tokens: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+        # Few tensors [rows, V] at a time: what is not kept for the backward pass is free before the next one is made.
+        log_softmax = F.log_softmax(self._logits(hidden) / temperature, dim=-1)
+        with torch.no_grad():
+            probabilities = log_softmax.exp()
+            entropy = torch.special.entr(probabilities, out=probabilities).sum(-1)
+        return log_softmax.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), entropy
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.causal.get_output_embeddings()(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        log_softmax = F.log_softmax(logits / temperature, dim=-1)
-        with torch.no_grad():
-            entropy = torch.special.entr(log_softmax.exp()).sum(-1)
-        return log_softmax.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), entropy
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
 class ValueModel(ResponseModel):
