@@ -95,7 +95,7 @@ class Batch:
         size, larger = divmod(len(self), n)
         sizes = [size + (part < larger) for part in range(n)]
         ends = list(itertools.accumulate(sizes, initial=0))
-        cut = {key: torch.split(tensor, sizes) for key, tensor in self.tensors.items()}
+        cut = {key: tensor.split_with_sizes(sizes) for key, tensor in self.tensors.items()}
         return [
             self._of({key: parts[part] for key, parts in cut.items()}, {key: values[start:end] for key, values in self.objects.items()})
             for part, (start, end) in enumerate(itertools.pairwise(ends))
@@ -166,7 +166,7 @@ def _concat_tensors(key: str, tensors: list[Tensor]) -> Tensor:
     if all(tensor.shape[1] == longest for tensor in tensors):
         return torch.cat(tensors)
     joined = tensors[0].new_zeros((sum(map(len, tensors)), longest, *tensors[0].shape[2:]))
-    for tensor, part in zip(tensors, torch.split(joined, list(map(len, tensors))), strict=True):
+    for tensor, part in zip(tensors, joined.split_with_sizes(list(map(len, tensors))), strict=True):
         part[:, : tensor.shape[1]] = tensor
     return joined
 
