@@ -1,6 +1,8 @@
 """Batch: what travels between operators. Rows are samples; every column has one entry for each row."""
 
+import functools
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -98,7 +100,7 @@ class Batch:
         size, larger = divmod(len(self), n)
         sizes = [size + (part < larger) for part in range(n)]
         ends = list(itertools.accumulate(sizes, initial=0))
-        cut = {key: torch.split(tensor, sizes) for key, tensor in self.tensors.items()}
+        cut = {key: tensor.split_with_sizes(sizes) for key, tensor in self.tensors.items()}
         return [
             self._of({key: parts[part] for key, parts in cut.items()}, {key: values[start:end] for key, values in self.objects.items()})
             for part, (start, end) in enumerate(itertools.pairwise(ends))
@@ -161,7 +163,7 @@ def concat(batches: Sequence[Batch]) -> Batch:
             raise ValueError(f"concat: batch {number} and batch 0 do not both have {', '.join(sorted(differing))}")
     return Batch(
         tensors={key: _concat_tensors(key, [batch.tensors[key] for batch in batches]) for key in first.tensors},
-        objects={key: list(itertools.chain.from_iterable(batch.objects[key] for batch in batches)) for key in first.objects},
+        objects={key: functools.reduce(operator.iconcat, (batch.objects[key] for batch in batches), []) for key in first.objects},
         meta=_merge("meta", [batch.meta for batch in batches]),
     )
 
@@ -175,10 +177,9 @@ def _concat_tensors(key: str, tensors: list[Tensor]) -> Tensor:
     longest = max(tensor.shape[1] for tensor in tensors)
     if all(tensor.shape[1] == longest for tensor in tensors):
         return torch.cat(tensors)
-    joined = tensors[0].new_empty((sum(map(len, tensors)), longest, *tensors[0].shape[2:]))
-    for tensor, part in zip(tensors, torch.split(joined, list(map(len, tensors))), strict=True):
+    joined = tensors[0].new_zeros((sum(map(len, tensors)), longest, *tensors[0].shape[2:]))
+    for tensor, part in zip(tensors, joined.split_with_sizes(list(map(len, tensors))), strict=True):
         part[:, : tensor.shape[1]] = tensor
-        part[:, tensor.shape[1] :] = 0
     return joined
 
 
@@ -191,9 +192,8 @@ def _padded(key: str, tensor: Tensor, tokens: int) -> Tensor:
         if tensor[:, tokens:].any():
             raise ValueError(f"batch: {key} is not all zeros beyond {tokens} of its {width} tokens; mask it first, or leave it wider")
         return tensor[:, :tokens].contiguous()
-    padded = tensor.new_empty((len(tensor), tokens, *tensor.shape[2:]))
+    padded = tensor.new_zeros((len(tensor), tokens, *tensor.shape[2:]))
     padded[:, :width] = tensor
-    padded[:, width:] = 0
     return padded
 
 

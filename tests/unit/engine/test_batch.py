@@ -132,6 +132,11 @@ def test_reorder_refuses_what_loses_rows(order: list[int]) -> None:
         make(3).reorder(order)
 
 
+def test_a_mask_is_no_order() -> None:
+    with pytest.raises(ValueError, match="each of the 2 rows"):  # Mutation: leave out the check of the type: False, True are 0, 1.
+        make(2).reorder([False, True])
+
+
 def test_nothing_can_be_reordered() -> None:
     assert len(make(0).reorder([])) == 0
     assert len(Batch().reorder([])) == 0
@@ -156,14 +161,13 @@ def test_padded_to_cuts_no_token() -> None:
         make(2).padded_to(-1)
 
 
-def sent(batch: Batch, protocol: int, shared: bool) -> tuple[Batch, int]:
-    """As another process gets it, and the bytes of the stream. `shared`: buffers go beside the stream into read-only memory, as in Ray's store."""
+def stored(batch: Batch, protocol: int, shared: bool) -> tuple[bytes, list[bytes]]:
+    """The stream, and what goes beside it: with `shared` every buffer, into memory that cannot be written to, as in Ray's store."""
     if not shared:
-        stream = pickle.dumps(batch, protocol)
-        return pickle.loads(stream), len(stream)
+        return pickle.dumps(batch, protocol), []
     buffers: list[pickle.PickleBuffer] = []
     stream = pickle.dumps(batch, 5, buffer_callback=buffers.append)
-    return pickle.loads(stream, buffers=[bytes(buffer) for buffer in buffers]), len(stream)
+    return stream, [bytes(buffer) for buffer in buffers]
 
 
 @pytest.mark.parametrize(("protocol", "shared"), [(2, False), (4, False), (5, False), (5, True)])
@@ -178,28 +182,31 @@ def test_pickled_batches_are_equal(protocol: int, shared: bool, rows: int, token
         weight=torch.ones(rows, requires_grad=True),
         complex=torch.ones(rows, dtype=torch.complex64),
     )
-    received, _ = sent(batch, protocol, shared)
+    stream, buffers = stored(batch, protocol, shared)
+    received = pickle.loads(stream, buffers=buffers)
     assert_equal(received, batch)
     assert received.tensors["weight"].requires_grad
     # Mutation: drop the copy of what is read-only: a write would reach every process that reads the same memory.
     for tensor in received.tensors.values():
         with torch.no_grad():
             tensor.zero_()
-    assert_equal(sent(batch, protocol, shared)[0], batch)
+    assert_equal(pickle.loads(stream, buffers=buffers), batch)
 
 
 def test_views_are_pickled_without_the_rest() -> None:
     # Mutation: leave tensors to PyTorch in `_packed`: each chunk drags the memory of all along.
     batch = Batch(tensors={"values": torch.zeros(1000, 100), "weight": torch.zeros(1000, 100, requires_grad=True)})
     for part in (batch.chunk(10)[3], batch.rows(slice(300, 400))):
-        received, size = sent(part, 5, shared=False)
-        assert size < batch.nbytes / 9
-        assert_equal(received, part)
+        stream = pickle.dumps(part, 5)
+        assert len(stream) < batch.nbytes / 9
+        assert_equal(pickle.loads(stream), part)
 
 
 def test_large_tensors_travel_beside_the_stream() -> None:
-    # Mutation: `tobytes()` in `_packed`: every byte is copied into the stream, and from there into Ray's store.
+    # Mutation: `tobytes()` in `_packed`, or no `.contiguous()`: every byte is copied into the stream, and from there into Ray's store.
     batch = Batch(tensors={"values": torch.arange(10_000.0).reshape(100, 100)})
+    narrow = Batch(tensors={"values": torch.ones(100, 200)[:, :100]})
+    assert [len(buffer) for buffer in stored(narrow, 5, shared=True)[1]] == [40_000]
     buffers: list[pickle.PickleBuffer] = []
     stream = pickle.dumps(batch, 5, buffer_callback=buffers.append)
     assert len(stream) < 1000
