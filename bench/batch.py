@@ -50,9 +50,11 @@ def main() -> int:
         make_environment()
         return subprocess.run([ENVIRONMENT / "bin" / "python", __file__, *sys.argv[1:]], env={**os.environ, **MEMORY}, check=False).returncode
 
+    version = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(version, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()  # before anybody goes on editing
     measured = [cell for rows in arguments.rows for objects in (False, True) for cell in measure(rows, objects, arguments.seconds)]
     about = {
-        "commit": subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip(),
+        "commit": commit,
         "packages": [*PACKAGES, f"torch=={torch.__version__}"],
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
@@ -159,11 +161,15 @@ def wider(tensor: "Tensor", tokens: int) -> "Tensor":
 def calls(tensors: "dict[str, Tensor]", ids: list[str] | None, stack: bool) -> dict[str, dict[str, Callable[[], Any]]]:
     """Operation -> who -> the call."""
     rows, tokens = tensors["input_ids"].shape
-    made = {OURS: as_batch(tensors, ids), TENSORDICT: as_tensordict(tensors, ids) if stack else None, DATAPROTO: as_dataproto(tensors, ids)}
+    made: dict[str, Any] = {
+        OURS: as_batch(tensors, ids),
+        TENSORDICT: as_tensordict(tensors, ids) if stack else None,
+        DATAPROTO: as_dataproto(tensors, ids),
+    }
     batch, stacked, proto = made.values()
     keys, objects, more = ["input_ids", "response_mask", "rewards"], [] if ids is None else ["sample_id"], tokens + max(1, tokens // 4)
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(1))
-    parts = {who: None if one is None else list(one.chunk(PARTS)) for who, one in made.items()}
+    parts: dict[str, Any] = {who: None if one is None else list(one.chunk(PARTS)) for who, one in made.items()}
     # Of the second batch one column is the first's, in other memory, as it comes from another process; the other column is new.
     other = {"input_ids": tensors["input_ids"].clone(), "values": tensors["log_probs"] * 2}
     others = [as_batch(other, None), as_tensordict(other, None), as_dataproto(other, None)]
@@ -223,7 +229,7 @@ def measure(rows: int, objects: bool, seconds: float) -> Iterator[dict[str, Any]
             names = list(who)
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 runs[name].append(timed(who[name], loops[name]))
-        cell = {
+        cell: dict[str, Any] = {
             "rows": rows,
             "tokens": WIDTHS[rows],
             "objects": objects,
@@ -274,18 +280,21 @@ def compare(operation: str, results: dict[str, Any]) -> None:
 
 def page(about: dict[str, Any], measured: list[dict[str, Any]]) -> str:
     """One table for each kind of batch."""
-    lost = sum(ratio[1] < 1 for cell in measured for ratio in cell["ratio"].values())
+    ratios = [ratio for cell in measured for ratio in cell["ratio"].values()]
+    won, lost = sum(low > 1 for low, _, _ in ratios), sum(high < 1 for _, _, high in ratios)
     text = f"""# Batch beside TensorDict and DataProto
 
-`python bench/batch.py`, commit {about["commit"]}; {", ".join(about["packages"])}; Python {about["python"]}, {about["threads"]} thread, peak
-{about["peak_gigabytes"]} GB. Every cell: milliseconds of processor time of Batch, and how many times as long the other takes for the same result
-(median of the ratios of neighbouring runs, which take turns; quartiles in `batch.json`). Memory that was freed is used again, not given back.
-**Below 1 the other is faster**: {lost} of
-{sum(len(cell["ratio"]) for cell in measured)} comparisons. Six tensors (four of them token tensors), {PARTS} chunks, {TIMES} repeats.
+`python bench/batch.py`, commit {about["commit"]}; {", ".join(about["packages"])}; Python {about["python"]}, {about["threads"]} thread,
+peak {about["peak_gigabytes"]} GB. Six tensors, four of them token tensors; {PARTS} chunks, {TIMES} repeats. Every cell: milliseconds of processor
+time of Batch, and how many times as long the other takes for the same result: the median of the ratios of neighbouring runs, which take turns
+(quartiles in `batch.json`). Memory that was freed is used again, not given back.
+
+Of {len(ratios)} comparisons Batch is faster in {won} and slower in **{lost}** (bold); in the others three of four runs do not agree.
 
 What the three do is not quite the same. Batch checks that columns fit and that `reorder` loses no row. `join` compares what both sides have, as
-DataProto does; TensorDict takes the later one unseen. `chunk` shares memory in all three. "As in Ray": what the pickler hands out as buffers is
-copied once into memory that is read-only for the reader; Batch copies once more on the way out, so that a worker may write.
+DataProto does; TensorDict takes the later one unseen. `select` and `chunk` copy no tensor in all three, but Batch keeps objects in lists, and
+cutting a list copies its references, where DataProto cuts an array. "As in Ray": what the pickler hands out as buffers is copied once into memory
+that is read-only for the reader; Batch copies once more on the way out, so that a worker may write.
 """
     for objects in (False, True):
         cells = [cell for cell in measured if cell["objects"] is objects]
@@ -307,7 +316,8 @@ def table(cells: list[dict[str, Any]]) -> str:
             text += f" {cell['milliseconds'][OURS]:.3g} |"
             for name in (TENSORDICT, DATAPROTO):
                 ratio = cell["ratio"].get(name)
-                text += " – |" if ratio is None else f" {'**' if ratio[1] < 1 else ''}{ratio[1]:.3g}{'**' if ratio[1] < 1 else ''} |"
+                mark = "**" if ratio is not None and ratio[2] < 1 else ""
+                text += " – |" if ratio is None else f" {mark}{ratio[1]:.3g}{mark} |"
         text += "\n"
     return text
 
