@@ -125,7 +125,7 @@ def test_futures_go_from_worker_to_worker(group: WorkerGroup) -> None:
         ray.get(sealed.parts.references[0])
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 17])
+@pytest.mark.parametrize("rows", range(1, 18))
 def test_ragged_batches_come_back_between_groups_of_other_sizes(group: WorkerGroup, four: WorkerGroup, rows: int) -> None:
     lengths = [1 + (7 * row) % 5 for row in range(rows)]
     made = group.make(lengths)
@@ -155,6 +155,12 @@ def test_a_mesh_of_pairs(four: WorkerGroup) -> None:
     assert four.tag_in_pairs([1, 2, 3]).get() == [(0, 1), (0, 2), (2, 3)]
     # From pairs to all ranks.
     assert four.tag(four.tag_in_pairs([1, 2, 3])).get() == [(0, (0, 1)), (1, (0, 2)), (2, (2, 3))]
+
+
+def test_a_mode_of_ones_own(group: WorkerGroup) -> None:
+    # Mutation: shares asked of DATA_PARALLEL instead of the registered mode, for values or for futures.
+    assert group.tag_backwards([1, 2, 3]).get() == [(0, 3), (1, 1), (1, 2)]
+    assert group.tag_backwards(group.tag([1, 2, 3])).get() == [(0, (1, 3)), (1, (0, 1)), (1, (0, 2))]
 
 
 def test_rank_zero_and_each(group: WorkerGroup, four: WorkerGroup) -> None:

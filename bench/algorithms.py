@@ -1,0 +1,128 @@
+"""Do the shipped algorithms learn alike? Each trains the same SFT model on the same prompts with the same seeds.
+
+    python bench/algorithms.py [--seeds 1 2] [--algorithms grpo ppo]
+
+Writes docs/results/algorithms.{json,md,png}; exits with 1 when one of them does not gain what GRPO gains, within the noise of its interval.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+ALMANAC = Path(sys.executable).with_name("almanac")
+RESULTS = ROOT / "docs" / "results"
+RECIPE = "polaris_tiny"
+BASELINE = "grpo"
+
+
+def main() -> int:
+    """Runs all arms and writes the results. Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--algorithms", nargs="+", default=[BASELINE, "ppo"])
+    arguments = parser.parse_args()
+
+    model = run(["stages.sft.steps=750", "~stages.rl", f"seed={arguments.seeds[0]}"])["final_model"]
+    start = ["~stages.sft", "model.architecture=null", f"model.path={model}"]
+    arms = []
+    for seed in arguments.seeds:
+        for algorithm in arguments.algorithms:
+            print(f"== {algorithm}, seed {seed}", flush=True)
+            arms.append(measured(algorithm, seed, run([*start, f"seed={seed}", f"algorithm@stages.rl.algorithm={algorithm}"])))
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / "algorithms.json").write_text(json.dumps(arms, indent=2) + "\n")
+    (RESULTS / "algorithms.md").write_text(page(arms))
+    draw(arms, RESULTS / "algorithms.png")
+    print(page(arms))
+    return 0 if all(learnt_alike(arm, arms) for arm in arms) else 1
+
+
+def run(overrides: list[str]) -> dict[str, Any]:
+    """One run of the recipe; what `almanac show` says of it."""
+    subprocess.run([ALMANAC, "run", f"recipe={RECIPE}", *overrides], cwd=ROOT, check=True)
+    shown = subprocess.run([ALMANAC, "show", "latest", "--json"], check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    return dict(json.loads(shown))
+
+
+def measured(algorithm: str, seed: int, shown: dict[str, Any]) -> dict[str, Any]:
+    """What is compared of a run."""
+    from engine.events import StepFinished
+    from tasks.journal import read_events
+    from tasks.workspace import run_directory
+
+    (stage,) = shown["stages"]
+    events = read_events(run_directory(shown["run"]) / "events.jsonl")
+    steps = [event.metrics for event in events if isinstance(event, StepFinished)]
+    return {
+        "algorithm": algorithm,
+        "seed": seed,
+        "commit": shown["lineage"]["commit"],
+        "accuracy_before": stage["accuracy_before"],
+        "accuracy_after": stage["accuracy_after"],
+        "gain": stage["gain"],
+        "gain_interval": stage["gain_interval"],
+        "steps": stage["steps"],
+        "seconds": stage["seconds"],
+        "reward": [step["reward/mean"] for step in steps],
+        "explained_variance": [step["critic/explained_variance"] for step in steps if "critic/explained_variance" in step],
+        "max_log_prob_difference": max(step["policy/max_log_prob_difference"] for step in steps),
+    }
+
+
+def learnt_alike(arm: dict[str, Any], arms: list[dict[str, Any]]) -> bool:
+    """Whether the gain's interval reaches what GRPO gained with the same seed, or is beyond it."""
+    (baseline,) = [other for other in arms if other["algorithm"] == BASELINE and other["seed"] == arm["seed"]]
+    return bool(arm["gain_interval"][0] > 0 and arm["gain_interval"][1] >= baseline["gain_interval"][0])
+
+
+def page(arms: list[dict[str, Any]]) -> str:
+    """The results as Markdown."""
+    lines = [
+        "# Do the algorithms learn alike?",
+        "",
+        f"`python bench/algorithms.py`, the RL stage of `{RECIPE}` from one SFT model, commit {arms[0]['commit']}.",
+        "",
+        "Accuracy is avg@8 on the held-out test set; the gain's 95 % interval is a bootstrap paired over prompts. *Foreseen* is the mean explained",
+        "variance of the critic's values over the last ten steps: 1 where they foresee the returns, 0 where a constant would do as well.",
+        "",
+        "| algorithm | seed | before | after | gain | 95 % interval | steps | seconds | foreseen | largest log-prob difference |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for arm in arms:
+        low, high = arm["gain_interval"]
+        last = arm["explained_variance"][-10:]
+        foreseen = f"{sum(last) / len(last):.2f}" if last else "-"
+        lines.append(
+            f"| {arm['algorithm']} | {arm['seed']} | {arm['accuracy_before']:.1%} | {arm['accuracy_after']:.1%} | {100 * arm['gain']:+.1f} points "
+            f"| {100 * low:+.1f} .. {100 * high:+.1f} | {arm['steps']} | {arm['seconds']:.0f} | {foreseen} | {arm['max_log_prob_difference']:.1e} |"
+        )
+    return "\n".join([*lines, "", "![mean reward by step](algorithms.png)"]) + "\n"
+
+
+def draw(arms: list[dict[str, Any]], path: Path) -> None:
+    """Mean reward by step, a colour for each algorithm."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+    names = list(dict.fromkeys(arm["algorithm"] for arm in arms))
+    for arm in arms:
+        colour = f"C{names.index(arm['algorithm'])}"
+        label = arm["algorithm"] if arm["seed"] == arms[0]["seed"] else None
+        axes.plot(range(1, len(arm["reward"]) + 1), arm["reward"], color=colour, alpha=0.8, label=label)
+    axes.set_xlabel("step")
+    axes.set_ylabel("mean reward of the step's samples")
+    axes.set_title(f"{RECIPE}, RL from one SFT model; a line for each seed")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
