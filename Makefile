@@ -49,6 +49,9 @@ docs: $(READY)  ## write docs/configuration.md anew from the configuration class
 bench: $(READY)  ## three seeds and two control arms of the main job, about forty minutes
 	$(BIN)/python bench/learning.py
 
+bench-algorithms: $(READY)  ## the shipped algorithms from one SFT model, about half an hour
+	$(BIN)/python bench/algorithms.py
+
 bench-batch: $(READY)  ## Batch beside TensorDict and DataProto, up to a million rows, some minutes
 	$(BIN)/python bench/batch.py
 
