@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(DEVICE)
 RECIPE ?= polaris_tiny
 
-.PHONY: help setup run test test-unit test-engine test-flows lint type format docs bench bench-batch lock clean
+.PHONY: help setup run test test-unit test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-memory bench-packing lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14

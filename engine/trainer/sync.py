@@ -71,7 +71,8 @@ class SyncTrainer:
             measures = measured.get().result()
         with timer("update"):
             updates = [actor.update(join(rollout, old, *reference, advantages))]
-            updates += [critic.update(join(rollout, *values, advantages)) for critic in [critic] if critic is not None and values]
+            if critic is not None and values:
+                updates.append(critic.update(join(rollout, *values, advantages)))
             updated = [update.get().result() for update in updates]
         with timer("synchronise"):
             synchronised = actor.synchronise().get()
