@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 from probe import open_probed
-from toy import CONVERSATIONS, SFT, prompt
+from toy import ARCHITECTURE, CONVERSATIONS, SFT, prompt
 
-from engine.config import EngineConfig, OptimizerConfig, RewardConfig, RLStageConfig, StageTrainingConfig
+from engine.config import EngineConfig, ModelConfig, OptimizerConfig, RewardConfig, RLStageConfig, StageTrainingConfig
 from engine.events import SamplesGenerated, StepFinished
+from engine.model import create
 from engine.trainer.sft import train_sft
 from engine.trainer.sync import train_rl
 
@@ -50,7 +51,10 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def runs(cluster: None, engine_config: EngineConfig, model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+def runs(cluster: None, engine_config: EngineConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    # Two key-value heads, so that each of two ranks can have one.
+    architecture = ARCHITECTURE.model_copy(update={"key_value_heads": 2})
+    model_directory = create(ModelConfig(architecture=architecture), 0, tmp_path_factory.mktemp("model") / "model")
     found = {}
     for name, changes in ARMS.items():
         update = {part: getattr(engine_config, part).model_copy(update=settings) for part, settings in changes.items()}
