@@ -140,6 +140,8 @@ def list_names(arguments: argparse.Namespace) -> int:
         "data": ("data=NAME", choices("data")),
         "algorithms": ("algorithm@stages.STAGE.algorithm=NAME", choices("algorithm")),
         "resources": ("resources=NAME", choices("resources")),
+        "training": ("training=NAME", choices("training")),
+        "rollout": ("rollout=NAME", choices("rollout")),
         "rewards": ("stages.STAGE.reward.default=NAME, or by_data_source", _described(REWARDS)),
         "advantage estimators": ("stages.STAGE.algorithm.advantage.estimator=NAME", _described(ADVANTAGES)),
         "policy losses": ("stages.STAGE.algorithm.loss.name=NAME", _described(LOSSES)),

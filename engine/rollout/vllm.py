@@ -18,8 +18,11 @@ MIN_TEMPERATURE = 0.01
 
 
 class VLLMBackend:
-    """One vLLM engine for each `tensor_parallel_ranks` consecutive ranks, which run it in lockstep: every rank has a scheduler of its own, and
-    equal requests in equal order lead to equal steps. What vLLM reads from the environment is set by who starts the process."""
+    """One vLLM engine for each `tensor_parallel_ranks` consecutive ranks.
+
+    They run it in lockstep: every rank has a scheduler of its own, and equal requests in equal order lead to equal steps. What vLLM reads from
+    the environment is set by who starts the process.
+    """
 
     def __init__(
         self, model_directory: Path, config: RolloutConfig, dtype: torch.dtype, device: torch.device, max_context_tokens: int, tokenizer: Any
