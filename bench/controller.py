@@ -18,7 +18,7 @@ from engine.control.trace import Operation, Trace, covered, from_json
 ROOT = Path(__file__).parents[1]
 ALMANAC = Path(sys.executable).with_name("almanac")
 RESULTS = ROOT / "docs" / "results"
-SHORT = ["recipe=polaris_tiny", "stages.sft.steps=150", "stages.rl.steps=12", "evaluation.max_prompts=8", "stages.rl.samples_table_every_steps=100"]
+SHORT = ["recipe=polaris_tiny", "stages.sft.steps=150", "stages.rl.steps=12", "evaluation.max_prompts=8"]
 KL = "stages.rl.algorithm.kl={coefficient: 0.01}"
 ARMS = {
     "GRPO, colocated": ["resources=colocated"],
@@ -41,25 +41,23 @@ def main() -> int:
 
 
 def run_arm(name: str, overrides: list[str]) -> dict[str, Any]:
-    """One run, and what its traces say. Steps whose texts are fetched for people (the first and the last) are told apart."""
+    """One run, and what its traces say."""
     print(f"== {name}", flush=True)
     subprocess.run([ALMANAC, "run", *SHORT, *overrides], cwd=ROOT, check=True)
     shown = json.loads(subprocess.run([ALMANAC, "show", "latest", "--json"], check=True, capture_output=True, text=True, cwd=ROOT).stdout)
     files = sorted((ROOT / ".work" / "runs" / shown["run"] / "traces" / "rl").glob("step_??????.json"))
     traces = [from_json(file.read_text()) for file in files]
-    ordinary, tables = traces[1:-1], [traces[0], traces[-1]]
     return {
         "arm": name,
         "overrides": overrides,
         "commit": shown["lineage"]["commit"],
-        "steps": len(ordinary),
-        "controller_bytes": statistics.median(trace.controller_bytes for trace in ordinary),
-        "batch_bytes": statistics.median(trace.batch_bytes for trace in ordinary),
-        "largest_share": max(trace.controller_bytes / trace.batch_bytes for trace in ordinary),
-        "share_with_texts": max(trace.controller_bytes / trace.batch_bytes for trace in tables),
-        "idle_share": statistics.median(idle_share(trace) for trace in ordinary),
-        "operators": statistics.median(len(trace.operations) for trace in ordinary),
-        "side_by_side": {f"{one} and {other}": seconds for one, other in INDEPENDENT if (seconds := together(ordinary, one, other)) is not None},
+        "steps": len(traces),
+        "controller_bytes": statistics.median(trace.controller_bytes for trace in traces),
+        "batch_bytes": statistics.median(trace.batch_bytes for trace in traces),
+        "largest_share": max(trace.controller_bytes / trace.batch_bytes for trace in traces),
+        "idle_share": statistics.median(idle_share(trace) for trace in traces),
+        "operators": statistics.median(len(trace.operations) for trace in traces),
+        "side_by_side": {f"{one} and {other}": seconds for one, other in INDEPENDENT if (seconds := together(traces, one, other)) is not None},
     }
 
 
@@ -96,18 +94,18 @@ def page(arms: list[dict[str, Any]]) -> str:
         f"medians over {arms[0]['steps']} steps, the largest share over all of them.",
         "",
         "Bytes of the controller are those of every value that it sends to a worker or fetches from one, but not of the reports that say that a",
-        "call is done (about 200 bytes a call and rank); bytes of the batches are those of every operator's result. In steps whose generations",
-        "are recorded as a table for people the controller fetches the texts, and the share is the one in the next column. *Side by side* is the",
-        "share of the shorter operator's seconds in which the other runs too, on two cores that all processes share.",
+        "call is done (about 200 bytes a call and rank), nor the texts that are fetched after some steps for people to read",
+        "(`samples_table_every_steps`); bytes of the batches are those of every operator's result. *Side by side* is the share of the shorter",
+        "operator's seconds in which the other runs too, on two cores that all processes share.",
         "",
-        "| arm | operators | controller | batches | largest share | with texts | no worker works | side by side |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
+        "| arm | operators | controller | batches | largest share | no worker works | side by side |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for arm in arms:
         beside = "; ".join(f"{pair} {share:.0%}" for pair, share in arm["side_by_side"].items())
         lines.append(
             f"| {arm['arm']} | {arm['operators']:.0f} | {arm['controller_bytes'] / 1e3:.1f} kB | {arm['batch_bytes'] / 1e3:.0f} kB "
-            f"| {arm['largest_share']:.2%} | {arm['share_with_texts']:.1%} | {arm['idle_share']:.0%} | {beside} |"
+            f"| {arm['largest_share']:.2%} | {arm['idle_share']:.0%} | {beside} |"
         )
     return "\n".join(lines) + "\n"
 

@@ -43,13 +43,14 @@ class SyncTrainer:
         self.session.begin_stage(config)
         for step in range(1, config.steps + 1):
             recorder.begin(self.stage, step, self._keep(step))
-            metrics = self.step(step, sampler.positions(step))
+            metrics, samples = self.step(step, sampler.positions(step))
             self.emit(StepTraced(trace=recorder.finish()))
+            self._show(step, samples)
             self.emit(StepFinished(stage=self.stage, step=step, metrics=metrics))
         self.emit(StageFinished(stage=self.stage, steps=config.steps, seconds=time.perf_counter() - started))
 
-    def step(self, step: int, positions: Sequence[int]) -> dict[str, float]:
-        """One rollout batch, its updates and the synchronisation. Returns the step's metrics."""
+    def step(self, step: int, positions: Sequence[int]) -> tuple[dict[str, float], Joined]:
+        """One rollout batch, its updates and the synchronisation. Returns the step's metrics, and its samples where they lie."""
         actor, critic, timer = self.session.actor, self.session.critic, PhaseTimer()
 
         with timer("generate"):
@@ -77,9 +78,9 @@ class SyncTrainer:
         with timer("synchronise"):
             synchronised = actor.synchronise().get()
 
-        self._report(step, samples, synchronised)
+        self._synchronised(step, synchronised)
         tokens = measures.pop("response/tokens_total")
-        return {
+        metrics = {
             **measures,
             **agreed,
             **{name: value for metrics in updated for name, value in metrics.items()},
@@ -88,6 +89,7 @@ class SyncTrainer:
             "throughput/tokens_per_second": tokens / timer.elapsed(),
             **timer.metrics(),
         }
+        return metrics, samples
 
     def _plan(self, step: int, positions: Sequence[int]) -> SamplePlan:
         config = self.config
@@ -136,16 +138,13 @@ class SyncTrainer:
             future.get()
         return directory
 
-    def _report(self, step: int, samples: Joined, synchronised: list[dict[str, Any]]) -> None:
-        self.emit(
-            WeightsSynchronised(
-                stage=self.stage,
-                step=step,
-                version=int(synchronised[0]["version"]),
-                seconds=max(rank["seconds"] for rank in synchronised),
-                bytes_received=int(max(rank["bytes_received"] for rank in synchronised)),
-            )
-        )
+    def _synchronised(self, step: int, ranks: list[dict[str, Any]]) -> None:
+        seconds, received = (max(rank[name] for rank in ranks) for name in ("seconds", "bytes_received"))
+        version = int(ranks[0]["version"])
+        self.emit(WeightsSynchronised(stage=self.stage, step=step, version=version, seconds=seconds, bytes_received=int(received)))
+
+    def _show(self, step: int, samples: Joined) -> None:
+        """Fetches the texts of some steps for people to read; the loop itself never sees them."""
         if step in (1, self.config.steps) or step % self.config.samples_table_every_steps == 0:
             rows = sample_rows(f"{self.stage}/{step}", samples.get(), self.prompts)
             self.emit(SamplesGenerated(stage=self.stage, step=step, rows=rows))

@@ -152,10 +152,10 @@ def test_what_the_next_call_needs_comes_first(runs: dict[str, Run]) -> None:
 
 
 def test_the_batches_do_not_pass_through_the_controller(runs: dict[str, Run]) -> None:
-    # The first step's texts are fetched for people, so this is about every value that the loop itself needs; the 1 % is measured on the main
-    # recipe by bench/controller.py. Mutation: fetch the rollout in the loop.
+    # The 1 % is measured on the main recipe by bench/controller.py: a toy's batches are hardly larger than its settings. Mutation: fetch the
+    # rollout in the loop.
     for trace in runs["split"].traces:
         rollout = next(operation for operation in trace.operations if operation.operator == "generate")
-        fetched = {wait.name for wait in trace.controller}
-        assert fetched == {"lengths", "agreement", "measure", "update", "synchronise", "generate", "score"}
+        assert {wait.name for wait in trace.controller} == {"lengths", "agreement", "measure", "update", "synchronise"}
+        assert trace.controller_bytes < rollout.result_bytes
         assert rollout.result_bytes > 5_000

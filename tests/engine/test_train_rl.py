@@ -81,7 +81,7 @@ def events(first_run: tuple[list[Any], dict[str, torch.Tensor]]) -> list[Any]:
 
 
 def test_events_in_order(events: list[Any]) -> None:
-    step = [WeightsSynchronised, SamplesGenerated, StepTraced, StepFinished]
+    step = [WeightsSynchronised, StepTraced, SamplesGenerated, StepFinished]
     assert [type(event) for event in events] == [StageStarted, *step * 3, StageFinished]
     assert [event.step for event in of(StepFinished, events)] == [1, 2, 3]
     versions = [event.version for event in of(WeightsSynchronised, events)]
