@@ -152,7 +152,9 @@ def evaluate_model(config: RecipeConfig, label: str, directory_for_logs: Path, l
         result.append(f"{len(prompts)} to test")
     with ExitStack() as stack:
         with told(listener, START_ENGINE) as result:
-            session = stack.enter_context(Session.open(config.engine(), directory, directory_for_logs))
+            # Nothing is trained: the roles that training needs are left out.
+            alone = config.engine().model_copy(update={"reference": False, "critic": False, "annotators": {}})
+            session = stack.enter_context(Session.open(alone, directory, directory_for_logs))
             result.append(devices(config))
         with told(listener, evaluation_phase(label)) as result:
             found = evaluation.evaluate(session, label, config.evaluation, config.evaluation_reward, prompts, config.seed, listener)
