@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(DEVICE)
 RECIPE ?= polaris_tiny
 
-.PHONY: help setup run test test-unit test-engine test-flows lint type format docs bench bench-batch lock clean
+.PHONY: help setup run test test-unit test-engine test-flows lint type format docs bench bench-batch bench-controller bench-memory bench-packing lock clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: $(READY)  ## make .venv with the locked packages
 
@@ -51,6 +51,15 @@ bench: $(READY)  ## three seeds and two control arms of the main job, about fort
 
 bench-batch: $(READY)  ## Batch beside TensorDict and DataProto, up to a million rows, some minutes
 	$(BIN)/python bench/batch.py
+
+bench-controller: $(READY)  ## bytes through the controller and what runs side by side, four short runs
+	$(BIN)/python bench/controller.py
+
+bench-memory: $(READY)  ## memory of log-probs, all logits at once beside in parts, some minutes
+	$(BIN)/python bench/memory.py
+
+bench-packing: $(READY)  ## training without padding beside padded, and the balance of ranks, some minutes
+	$(BIN)/python bench/packing.py
 
 lock:  ## resolve the dependencies anew
 	bash requirements/lock.sh
