@@ -32,6 +32,9 @@ in processor seconds. What parts cost is making the logits again, the entropy, a
 
 {choice}
 
+Smaller parts mean more sums of the head's gradient (vocabulary times hidden) and smaller matrix products, which keep an accelerator less busy: that
+is not measured here, and the reason why the default is not smaller still.
+
 ## Gradient checkpointing
 
 A Qwen3 of {deep_layers} layers, hidden {hidden}, vocabulary {deep_vocabulary}, {deep_tokens} tokens in one packed pass.
@@ -104,5 +107,5 @@ def choice(results: dict[str, Any]) -> str:
         for rows in memory
         if rows != default
     ]
-    end = "\n\nThe seconds of these differ by less than those of repetitions; the memory is what decides." if noise else ""
+    end = "\n\nThe seconds of these differ by less than those of repetitions." if noise else ""
     return f"The default is {default}. Beside it\n\n" + ";\n".join(others) + "." + end
