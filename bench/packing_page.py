@@ -16,7 +16,7 @@ half of the variance lies between prompts, {samples_per_prompt} samples each. *U
 
 *Computed* is the share of real tokens in all that go through the decoder. *Waited for*: ranks run their passes together and wait for the
 slowest, so every rank's pass counts as large as the largest rank's. Padded passes have rows of similar length together. The table is for
-{most_ranks} ranks; packing.json has fewer as well. Over all of them the smallest share when packed is {least_computed:.1%} computed and
+{most_ranks} ranks; packing.json has smaller numbers too. Over all of them the smallest share when packed is {least_computed:.1%} computed and
 {least_waited_for:.1%} waited for; at least {minimum_share:.0%} is asked for of both.
 
 {shares_table}
@@ -84,7 +84,7 @@ def gains(cells: list[dict[str, Any]]) -> str:
     for cell in cells:
         padded, unsorted = (cell["ratio_of_processor_seconds"][way]["median"] for way in ("padded", "as_they_come"))
         if cell["computed_share"]["padded"] == cell["computed_share"]["as_they_come"] == 1:
-            outcome = f"there is no padding, so nothing to win; the ratio of {padded:.2f} is that of the attention alone"
+            outcome = f"there is no padding, so nothing to win: {padded:.2f} times (attention goes sample by sample when packed)"
         else:
             outcome = f"{padded:.2f} times the processor seconds when padded after sorting, {unsorted:.2f} times as they come"
         lines.append(f"- {cell['kind'].capitalize()} lengths: {outcome}.")
