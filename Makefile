@@ -10,7 +10,7 @@ RECIPE ?= polaris_tiny
 .PHONY: help setup run test test-unit test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-memory bench-packing lock clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: $(READY)  ## make .venv with the locked packages
 
@@ -54,6 +54,15 @@ bench-algorithms: $(READY)  ## the shipped algorithms from one SFT model, about 
 
 bench-batch: $(READY)  ## Batch beside TensorDict and DataProto, up to a million rows, some minutes
 	$(BIN)/python bench/batch.py
+
+bench-controller: $(READY)  ## bytes through the controller and what runs side by side, four short runs
+	$(BIN)/python bench/controller.py
+
+bench-memory: $(READY)  ## memory of log-probs, all logits at once beside in parts, some minutes
+	$(BIN)/python bench/memory.py
+
+bench-packing: $(READY)  ## training without padding beside padded, and the balance of ranks, some minutes
+	$(BIN)/python bench/packing.py
 
 lock:  ## resolve the dependencies anew
 	bash requirements/lock.sh

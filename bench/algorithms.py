@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from report import RESULTS, ROOT, table, write
+
 ALMANAC = Path(sys.executable).with_name("almanac")
-RESULTS = ROOT / "docs" / "results"
 RECIPE = "polaris_tiny"
 BASELINE = "grpo"
 
@@ -33,11 +33,8 @@ def main() -> int:
         for algorithm in arguments.algorithms:
             print(f"== {algorithm}, seed {seed}", flush=True)
             arms.append(measured(algorithm, seed, run([*start, f"seed={seed}", f"algorithm@stages.rl.algorithm={algorithm}"])))
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "algorithms.json").write_text(json.dumps(arms, indent=2) + "\n")
-    (RESULTS / "algorithms.md").write_text(page(arms))
+    write("algorithms", arms, page(arms))
     draw(arms, RESULTS / "algorithms.png")
-    print(page(arms))
     return 0 if all(learnt_alike(arm, arms) for arm in arms) else 1
 
 
@@ -89,18 +86,27 @@ def page(arms: list[dict[str, Any]]) -> str:
         "Accuracy is avg@8 on the held-out test set; the gain's 95 % interval is a bootstrap paired over prompts. *Foreseen* is the mean explained",
         "variance of the critic's values over the last ten steps: 1 where they foresee the returns, 0 where a constant would do as well.",
         "",
-        "| algorithm | seed | before | after | gain | 95 % interval | steps | seconds | foreseen | largest log-prob difference |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for arm in arms:
-        low, high = arm["gain_interval"]
-        last = arm["explained_variance"][-10:]
-        foreseen = f"{sum(last) / len(last):.2f}" if last else "-"
-        lines.append(
-            f"| {arm['algorithm']} | {arm['seed']} | {arm['accuracy_before']:.1%} | {arm['accuracy_after']:.1%} | {100 * arm['gain']:+.1f} points "
-            f"| {100 * low:+.1f} .. {100 * high:+.1f} | {arm['steps']} | {arm['seconds']:.0f} | {foreseen} | {arm['max_log_prob_difference']:.1e} |"
-        )
-    return "\n".join([*lines, "", "![mean reward by step](algorithms.png)"]) + "\n"
+    header = ["algorithm", "seed", "before", "after", "gain", "95 % interval", "steps", "seconds", "foreseen", "largest log-prob difference"]
+    return "\n".join([*lines, table(header, map(row, arms)), "", "![mean reward by step](algorithms.png)", ""])
+
+
+def row(arm: dict[str, Any]) -> list[str]:
+    """One line of the table."""
+    low, high = arm["gain_interval"]
+    last = arm["explained_variance"][-10:]
+    return [
+        arm["algorithm"],
+        f"{arm['seed']}",
+        f"{arm['accuracy_before']:.1%}",
+        f"{arm['accuracy_after']:.1%}",
+        f"{100 * arm['gain']:+.1f} points",
+        f"{100 * low:+.1f} .. {100 * high:+.1f}",
+        f"{arm['steps']}",
+        f"{arm['seconds']:.0f}",
+        f"{sum(last) / len(last):.2f}" if last else "-",
+        f"{arm['max_log_prob_difference']:.1e}",
+    ]
 
 
 def draw(arms: list[dict[str, Any]], path: Path) -> None:

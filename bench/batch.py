@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from report import RESULTS, ROOT, commit
+
 ENVIRONMENT = ROOT / ".work" / "bench-env"
-RESULTS = ROOT / "docs" / "results"
 PACKAGES = ["tensordict==0.15.3", "verl==0.9.1", "pyvers==0.2.3"]
 """Without their dependencies: what they import of those is here already."""
 
@@ -50,11 +50,10 @@ def main() -> int:
         make_environment()
         return subprocess.run([ENVIRONMENT / "bin" / "python", __file__, *sys.argv[1:]], env={**os.environ, **MEMORY}, check=False).returncode
 
-    version = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(version, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()  # before anybody goes on editing
+    code = commit()  # before anybody goes on editing
     measured = [cell for rows in arguments.rows for objects in (False, True) for cell in measure(rows, objects, arguments.seconds)]
     about = {
-        "commit": commit,
+        "commit": code,
         "packages": [*PACKAGES, f"torch=={torch.__version__}"],
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),

@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from report import ROOT, table, write
+
 from engine.control.trace import Operation, Trace, covered, from_json
 
-ROOT = Path(__file__).parents[1]
 ALMANAC = Path(sys.executable).with_name("almanac")
-RESULTS = ROOT / "docs" / "results"
 SHORT = ["recipe=polaris_tiny", "stages.sft.steps=150", "stages.rl.steps=12", "evaluation.max_prompts=8"]
 KL = "stages.rl.algorithm.kl={coefficient: 0.01}"
 ARMS = {
@@ -33,10 +33,7 @@ MAXIMUM_SHARE = 0.01
 def main() -> int:
     """Runs all arms and writes the results. Returns the exit code."""
     arms = [run_arm(name, overrides) for name, overrides in ARMS.items()]
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "controller.json").write_text(json.dumps(arms, indent=2) + "\n")
-    (RESULTS / "controller.md").write_text(page(arms))
-    print(page(arms))
+    write("controller", arms, page(arms))
     return 0 if all(arm["largest_share"] <= MAXIMUM_SHARE for arm in arms) else 1
 
 
@@ -98,16 +95,21 @@ def page(arms: list[dict[str, Any]]) -> str:
         "(`samples_table_every_steps`); bytes of the batches are those of every operator's result. *Side by side* is the share of the shorter",
         "operator's seconds in which the other runs too, on two cores that all processes share.",
         "",
-        "| arm | operators | controller | batches | largest share | no worker works | side by side |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
-    for arm in arms:
-        beside = "; ".join(f"{pair} {share:.0%}" for pair, share in arm["side_by_side"].items())
-        lines.append(
-            f"| {arm['arm']} | {arm['operators']:.0f} | {arm['controller_bytes'] / 1e3:.1f} kB | {arm['batch_bytes'] / 1e3:.0f} kB "
-            f"| {arm['largest_share']:.2%} | {arm['idle_share']:.0%} | {beside} |"
-        )
-    return "\n".join(lines) + "\n"
+    header = ["arm", "side by side", "operators", "controller", "batches", "largest share", "no worker works"]
+    rows = [
+        [
+            arm["arm"],
+            "; ".join(f"{pair} {share:.0%}" for pair, share in arm["side_by_side"].items()),
+            f"{arm['operators']:.0f}",
+            f"{arm['controller_bytes'] / 1e3:.1f} kB",
+            f"{arm['batch_bytes'] / 1e3:.0f} kB",
+            f"{arm['largest_share']:.2%}",
+            f"{arm['idle_share']:.0%}",
+        ]
+        for arm in arms
+    ]
+    return "\n".join([*lines, table(header, rows, words=2), ""])
 
 
 if __name__ == "__main__":

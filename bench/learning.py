@@ -15,9 +15,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from report import ROOT, write
+
 ALMANAC = Path(sys.executable).with_name("almanac")
-RESULTS = ROOT / "docs" / "results"
 RECIPE = "polaris_tiny"
 
 MINIMUM_GAIN = 0.15
@@ -43,12 +43,9 @@ def main() -> int:
     arms += [run_arm(name, [*start, override]) for name, override in CONTROLS.items()]
     verdicts = {arm["arm"]: verdict(arm) for arm in arms}
 
-    RESULTS.mkdir(parents=True, exist_ok=True)
     for arm in arms:
         del arm["sft_model"]
-    (RESULTS / "learning.json").write_text(json.dumps(arms, indent=2) + "\n")
-    (RESULTS / "learning.md").write_text(page(arms, verdicts))
-    print(page(arms, verdicts))
+    write("learning", arms, page(arms, verdicts))
     return 0 if all(not reasons for reasons in verdicts.values()) else 1
 
 

@@ -22,7 +22,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], words: int = 
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (header, marks, *rows))
 
 
-def write(name: str, results: dict[str, Any], page: str) -> None:
+def write(name: str, results: Any, page: str) -> None:
     """docs/results/NAME.json and NAME.md, and the page on the screen."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(results, indent=2) + "\n")

@@ -46,7 +46,7 @@ class TrainingConfig(Settings):
     """Of backend tensor_parallel: ranks that share one model; null takes all. The rest is data parallel."""
     pack_sequences: bool = True
     """Leave padding out of every forward pass; samples do not see each other. Layers that mix positions outside attention need false."""
-    logits_rows_at_once: Positive = 2048
+    logits_rows_at_once: Positive = 512
     """Response tokens whose logits exist at the same time; the rest are computed when their turn comes, in the backward pass too."""
     gradient_checkpointing: bool = False
     """Keep only each layer's input and compute the rest again in the backward pass."""

@@ -73,10 +73,12 @@ class PolicyModel(ResponseModel):
     def _score(self, hidden: torch.Tensor, tokens: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         # Few tensors [rows, V] at a time: what is not kept for the backward pass is free before the next one is made.
         log_softmax = F.log_softmax(self._logits(hidden) / temperature, dim=-1)
+        # Before the entropy: a part is made again in the backward pass up to the last tensor that is needed there, which is gather's.
+        log_probs = log_softmax.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
         with torch.no_grad():
             probabilities = log_softmax.exp()
             entropy = torch.special.entr(probabilities, out=probabilities).sum(-1)
-        return log_softmax.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), entropy
+        return log_probs, entropy
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.causal.get_output_embeddings()(hidden)

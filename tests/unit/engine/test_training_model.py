@@ -145,6 +145,22 @@ def test_logits_of_all_tokens_never_exist() -> None:
     assert kept == 0
 
 
+def test_the_backward_pass_does_not_make_the_entropy_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Mutation: pick the log-probs after the entropy: parts are made again to their end.
+    entr, made = torch.special.entr, 0
+
+    def count(probabilities: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        nonlocal made
+        made += 1
+        return entr(probabilities, out=out)
+
+    monkeypatch.setattr(torch.special, "entr", count)
+    ids, attention, response = rows()
+    log_probs, _ = PolicyModel(causal(True), True, rows_at_once=3)(ids, attention, response, 1.0)
+    log_probs.sum().backward()
+    assert made == -(-int(response.sum()) // 3)
+
+
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
 def test_a_pass_without_response_tokens_reaches_every_parameter(packed: bool) -> None:
     # Mutation: return zeros: other ranks would wait for this one's part in the backward pass.
