@@ -14,7 +14,8 @@ from engine.trainer.sft import train_sft
 from engine.trainer.sync import train_rl
 
 PROMPTS = [prompt(f"{a}+{b}", index=4 * a + b, answer=str(1 + (a + b) % 2)) for a in range(2) for b in range(4)]
-TEN_STEPS = SFT.model_copy(update={"steps": 10})
+# At SFT's own learning rate, meant to overshoot, float32's rounding alone grows beyond 1e-5 within ten steps.
+TEN_STEPS = SFT.model_copy(update={"steps": 10, "training": StageTrainingConfig(optimizer=OptimizerConfig(learning_rate=3e-3))})
 RL = RLStageConfig(
     kind="rl",
     steps=2,
@@ -36,12 +37,13 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 class Run:
-    """Ten steps of SFT, two of RL."""
+    """Ten steps of SFT that are compared, some more until the model answers in boxes, two of RL."""
 
     def __init__(self, config: EngineConfig, model_directory: Path, directory: Path) -> None:
         events: list[Any] = []
         with open_probed(config, model_directory, directory) as session:
             train_sft(session, "sft", TEN_STEPS, CONVERSATIONS, seed=0, emit=events.append)
+            train_sft(session, "teach", SFT.model_copy(update={"steps": 30}), CONVERSATIONS, seed=1, emit=lambda event: None)
             train_rl(session, "rl", RL, PROMPTS, 0, events.append)
         steps = [event for event in events if isinstance(event, StepFinished)]
         self.losses = [event.metrics["sft/loss"] for event in steps if event.stage == "sft"]
@@ -83,5 +85,7 @@ def test_the_same_samples_are_asked_for(runs: dict[str, Run]) -> None:
     ids = [row["sample_id"] for row in runs["fsdp"].samples]
     assert len(set(ids)) == len(ids) == 2 * 16
     assert all([row["sample_id"] for row in run.samples] == ids for run in runs.values())
-    # The two trainers have the same weights to 1e-5, and the same seeds: a plain rollout draws the same from both.
-    assert [row["response"] for row in runs["tensor_parallel"].samples[:16]] == [row["response"] for row in runs["fsdp"].samples[:16]]
+    # The two trainers have the same weights but for rounding, and the same seeds: a plain rollout draws the same from both, but for a toss that
+    # falls within the rounding.
+    pairs = zip(runs["tensor_parallel"].samples[:16], runs["fsdp"].samples[:16], strict=True)
+    assert sum(one["response"] == other["response"] for one, other in pairs) >= 12

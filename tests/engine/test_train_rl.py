@@ -12,7 +12,18 @@ import torch
 from probe import die_at_the_next_update, open_probed, process_ids, restore, weights
 from toy import prompt
 
-from engine.config import EngineConfig, EvaluationConfig, OptimizerConfig, RewardConfig, RLStageConfig, SamplingConfig, StageTrainingConfig
+from engine.config import (
+    AdvantageConfig,
+    AlgorithmConfig,
+    CriticConfig,
+    EngineConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    RewardConfig,
+    RLStageConfig,
+    SamplingConfig,
+    StageTrainingConfig,
+)
 from engine.control.deadline import WorkerError
 from engine.events import EvaluationProgressed, SamplesGenerated, StageFinished, StageStarted, StepFinished, StepTraced, WeightsSynchronised
 from engine.prompts import PromptSampler
@@ -137,6 +148,23 @@ def test_the_policy_follows_the_reward(session: Session) -> None:
     rewards = [step.metrics["reward/mean"] for step in of(StepFinished, events)]
     assert rewards[0] < 0.8
     assert rewards[-1] > 0.95
+
+
+def test_ppo_follows_it_as_well(engine_config: EngineConfig, start: Path, tmp_path: Path) -> None:
+    # With a critic that knows nothing at first. Mutations: returns without the values; the critic never updated; its head not at zero.
+    always_one = [prompt(f"{a}+{a}", index=a) for a in range(6)]
+    # Once every answer is right, whitening would blow the critic's last errors up to advantages of 1.
+    algorithm = AlgorithmConfig(
+        advantage=AdvantageConfig(estimator="gae", whiten=False), critic=CriticConfig(optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=1))
+    )
+    events: list[Any] = []
+    with open_probed(engine_config.model_copy(update={"critic": True}), start, tmp_path) as session:
+        train_rl(session, "rl", config(3e-3, steps=6, algorithm=algorithm), always_one, 0, events.append)
+    steps = [step.metrics for step in of(StepFinished, events)]
+    assert steps[0]["reward/mean"] < 0.8
+    assert steps[-1]["reward/mean"] > 0.95
+    # All answers are right now: a critic that still said 0 would have a loss of 1/2.
+    assert steps[-1]["critic/loss"] < 0.4
 
 
 def test_the_same_seed_gives_the_same_run(session: Session, first_run: tuple[list[Any], dict[str, torch.Tensor]]) -> None:
