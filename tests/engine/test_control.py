@@ -305,7 +305,7 @@ def refused(match: str, *names: str, **resources: Any) -> None:
     started = time.monotonic()
     with pytest.raises(ResourceError, match=match), open_pools(config, names or ["main"], {}):
         pass
-    # The bound, with room for a loaded machine; a wait without a limit would run into the test's own.
+    # Within the configured ten seconds on a machine that has nothing else to do; a wait without a limit would run into the test's own.
     assert time.monotonic() - started < 60
 
 

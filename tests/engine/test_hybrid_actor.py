@@ -29,7 +29,7 @@ from engine.trainer.sft import train_sft
 from engine.trainer.sync import DisagreementError, train_rl
 
 BOUND = 1e-4
-"""nats; numerics and issue ask for it. Both engines compute in float32, and agree to about 1e-6."""
+"""nats. Both engines compute in float32, and agree to about 1e-6."""
 MAX_TOKENS = 256
 WARM = SamplingConfig(temperature=1.0)
 COOL = SamplingConfig(temperature=0.7)
