@@ -46,12 +46,11 @@ def recorded(config: PreTrainedConfig, tensors: Mapping[str, Tensor], dtype: tor
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    settings = _settings(config, dtype, parts)
     found = []
     for rank in range(parts):
         with _as_rank(rank, parts), set_default_torch_dtype(dtype), torch.device("meta"):
             try:
-                model = initialize_model(settings)
+                model = initialize_model(_settings(config, dtype, parts))  # which remember the layers that were made with them
             except (AssertionError, ValueError) as error:
                 raise ValueError(f"vLLM cannot divide this model among {parts} ranks: {error}; choose another tensor-parallel size") from error
             found.append(record(model, tensors))
