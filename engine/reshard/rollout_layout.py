@@ -43,18 +43,26 @@ def rollout_layout(config: PreTrainedConfig, tensors: Mapping[str, Tensor], dtyp
 
 def recorded(config: PreTrainedConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype, parts: int) -> list[tuple[list[Copy], dict[str, str]]]:
     """For each tensor-parallel rank: every slice with where it lands, and the types of the rank's parameters."""
+    return [record(model, tensors) for model in rank_models(config, dtype, parts, torch.device("meta"))]
+
+
+def rank_models(config: PreTrainedConfig, dtype: torch.dtype, parts: int, device: torch.device) -> Iterator[Any]:
+    """vLLM's model of each of `parts` ranks, one at a time. While it is there, vLLM takes this process for that rank.
+
+    Raises ValueError where vLLM cannot divide the model so.
+    """
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.utils.torch_utils import set_default_torch_dtype
 
-    found = []
     for rank in range(parts):
-        with _as_rank(rank, parts), set_default_torch_dtype(dtype), torch.device("meta"):
+        with _as_rank(rank, parts):
             try:
-                model = initialize_model(_settings(config, dtype, parts))  # which remember the layers that were made with them
+                settings = _settings(config, dtype, parts)  # They remember the layers that were made with them.
+                with set_default_torch_dtype(dtype), device:
+                    model = initialize_model(settings)
             except (AssertionError, ValueError) as error:
                 raise ValueError(f"vLLM cannot divide this model among {parts} ranks: {error}; choose another tensor-parallel size") from error
-            found.append(record(model, tensors))
-    return found
+            yield model
 
 
 def record(model: Any, tensors: Mapping[str, Tensor]) -> tuple[list[Copy], dict[str, str]]:
