@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 """vLLM is only asked how it loads, and computes nothing."""
 
+NOTES = (
+    "bound: what a rank needs beyond all that it holds; full gather: every tensor whole, in float32.",
+    "This is a plan. Synchronisation does not follow it yet: it gathers every tensor after the cast.",
+)
+
 
 def plan(model: str, ranks: int, parts: int, bucket_megabytes: float, dtype: str) -> "Colocated":
     """The plan for `ranks` that train with FSDP and generate with vLLM engines of `parts` ranks.
@@ -59,8 +64,8 @@ def summary(planned: "Colocated") -> dict[str, Any]:
 def table(planned: "Colocated", model: str) -> Group:
     """Bytes by rank, and what the whole takes. Neighbouring ranks with equal numbers share a line."""
     best, plain = planned.plan, planned.fsdp_order
-    ranks = Table(box=None, padding=(0, 2, 0, 0), title=f"{model}: {planned.parameters / 1e9:.3f} billion parameters", title_justify="left")
-    for name in ("ranks", "needs", "holds", "bound", "receives", "of bound", "in FSDP's order", "full gather, float32"):
+    ranks = Table(box=None, padding=(0, 2, 0, 0), title=f"{model}: {planned.parameters:,} parameters", title_justify="left")
+    for name in ("ranks", "needs", "holds", "bound", "receives", "ratio", "in FSDP's order", "full gather"):
         ranks.add_column(name, justify="right")
     for name, rank in _alike(best, plain):
         volumes = best.volumes[rank]
@@ -77,7 +82,7 @@ def table(planned: "Colocated", model: str) -> Group:
         ("parameters divided along another dimension than 0", str(len(planned.sharding.shard_dimension))),
     ):
         whole.add_row(text, value)
-    return Group(ranks, "", whole, "", "This is a plan. Synchronisation does not follow it yet: it gathers every tensor after the cast.")
+    return Group(ranks, "", whole, "", *NOTES)
 
 
 def _configuration(model: str) -> "PreTrainedConfig":

@@ -6,6 +6,7 @@ The model of one rank is built on the meta device, in this process, for any tens
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -131,6 +132,7 @@ def _group(rank: int, size: int) -> Any:
     group.rank = group.rank_in_group = rank
     group.ranks, group.world_size, group.local_rank = list(range(size)), size, 0
     group.unique_name = f"layout:{rank}/{size}"
-    group.cpu_group = group.device_group = group.device_communicator = group.mq_broadcaster = None
+    group.cpu_group = group.device_group = SimpleNamespace(rank=lambda: rank, size=lambda: size)
+    group.device_communicator = group.mq_broadcaster = None
     group.use_custom_op_call = False
     return group
