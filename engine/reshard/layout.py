@@ -180,7 +180,8 @@ def contained_mesh(processes: int, shards: int, rollout_parts: int) -> tuple[tup
     """An order of ranks in which each shard lies inside what its process needs as tensor-parallel rank `process % rollout_parts`.
 
     With N shards and t parts the shard of process r is s(r) = (r mod t) N/t + r div t; copies (hybrid sharding) repeat it. With fewer shards
-    than parts it is the other way round, and what a process needs lies inside its shard. Give the mesh of processes to FSDP's device mesh.
+    than parts it is the other way round, and what a process needs lies inside its shard. A device mesh in this order needs process
+    groups in this order: torch sorts the ranks of the groups that it makes by itself, and FSDP2 divides by rank in the group.
 
     Raises ValueError where neither of `shards` and `rollout_parts` divides the other, or one of them not `processes`.
     """

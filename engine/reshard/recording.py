@@ -44,21 +44,21 @@ def view_box(view: torch.Tensor, shape: tuple[int, ...]) -> Box | None:
         return tuple((0, 0) for _ in shape)
     strides = _strides(shape)
     last = view.storage_offset() + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
-    box = tuple((a, b + 1) for a, b in zip(_index(view.storage_offset(), strides), _index(last, strides), strict=True))
+    box = tuple((a, b + 1) for a, b in zip(_index(int(view.storage_offset()), strides), _index(last, strides), strict=True))
     if any(start >= stop for start, stop in box):
         return None
     sizes = [stop - start for start, stop in box]
     return box if _runs(sizes, strides) == _runs(list(view.shape), list(view.stride())) else None
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While entered, notes every copy out of `sources` and into `parameters`, both contiguous.
 
     Raises ValueError, naming the tensor, when something is done to a source whose outcome is not one of its slices, or a slice is no box.
     """
 
     def __init__(self, sources: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.copies: list[Copy] = []
         self.filled: dict[str, int] = {}
         """Elements by parameter that a loader set to a constant: padding."""

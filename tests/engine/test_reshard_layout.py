@@ -168,9 +168,22 @@ class Layers(nn.Module):
             parameter.data = torch.arange(parameter.numel(), dtype=torch.float32).reshape(parameter.shape)
 
 
+def device_mesh(mesh: torch.Tensor) -> DeviceMesh:
+    """Copies x shards x tensor, over process groups in the mesh's own order.
+
+    `DeviceMesh(device, mesh)` sorts the ranks of its groups. FSDP2 divides by rank in the group, a DTensor's offsets come from the place in
+    the mesh, and with ranks out of order the two disagree (torch 2.13).
+    """
+    groups = []
+    for dimension in range(mesh.ndim):
+        made = {tuple(line): dist.new_group(line, sort_ranks=False) for line in mesh.movedim(dimension, -1).flatten(0, -2).tolist()}
+        groups.append(next(group for line, group in made.items() if dist.get_rank() in line))
+    return DeviceMesh.from_group(groups, "cpu", mesh=mesh, mesh_dim_names=("copy", "shard", "tensor"))
+
+
 def held_by_dtensors(mesh: tuple[tuple[tuple[int, ...], ...], ...], rows: dict[str, int], tensor_parallel: bool) -> list[Any]:
     """This rank's slices by name, as FSDP2 leaves them, with the layouts that the placements themselves spell out."""
-    devices = DeviceMesh("cpu", torch.tensor(mesh), mesh_dim_names=("copy", "shard", "tensor"))
+    devices = device_mesh(torch.tensor(mesh))
     layers = Layers()
     if tensor_parallel:
         parallelize_module(layers, devices["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
