@@ -191,10 +191,10 @@ def _volumes(training: Layout, rollout: Layout, rounds: Iterable[Iterable[Messag
             received[message.destination] += message.bytes
             sent[message.source] += message.bytes
     elements = sum(tensor.elements for tensor in rollout.tensors.values())
+    items = {name: ITEM_BYTES[tensor.dtype] for name, tensor in rollout.tensors.items()}
     volumes: dict[int, Volumes] = {}
     for process in sorted(training.boxes.keys() | rollout.boxes.keys()):
         needs, holds = rollout.boxes.get(process, {}), training.boxes.get(process, {})
-        items = {name: ITEM_BYTES[tensor.dtype] for name, tensor in rollout.tensors.items()}
         needed = sum(items[name] * volume(box) for name, boxes in needs.items() for box in boxes)
         held = sum(items[name] * volume(box) for name, boxes in holds.items() for box in boxes)
         both = sum(

@@ -22,7 +22,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from engine.reshard.build import best_sharding
 from engine.reshard.checkpoint import checkpoint_of
-from engine.reshard.layout import Part, Sharding, Tensor, contained_mesh, cut, cuts, plain_mesh, training_layout, volume
+from engine.reshard.layout import Part, Sharding, Tensor, contained_mesh, cut, cuts, plain_mesh, training_layout, volume, without
 from engine.reshard.plan import make_plan
 from engine.reshard.rollout_layout import rank_models, record, rollout_layout
 
@@ -80,6 +80,14 @@ def loaded_as_recorded(family: str, tied: bool, parts: int) -> list[str]:
     }
     wrong = []
     said = [record(model, checkpoint.tensors)[0] for model in rank_models(config, torch.float32, parts, torch.device("meta"))]
+    for name, tensor in checkpoint.tensors.items():
+        if without([tensor.whole], [copy.source for copies in said for copy in copies if copy.tensor == name]):
+            wrong.append(f"no rank needs all of {name}")
+    # The four heads of 32 features, in the order of the ranks.
+    tensor = checkpoint.tensors["model.layers.1.self_attn.q_proj.weight"]
+    queries = [copy.source[0] for copies in said for copy in copies if copy.tensor == "model.layers.1.self_attn.q_proj.weight"]
+    if queries != [(rank * tensor.shape[0] // parts, (rank + 1) * tensor.shape[0] // parts) for rank in range(parts)]:
+        wrong.append(f"queries {queries}")
     for rank, model in enumerate(rank_models(config, torch.float32, parts, torch.device("cpu"))):
         parameters = dict(model.named_parameters())
         for parameter in parameters.values():
@@ -98,7 +106,8 @@ def loaded_as_recorded(family: str, tied: bool, parts: int) -> list[str]:
 def test_vllm_computes_with_what_the_layout_says(elsewhere: ProcessPoolExecutor, family: str, tied: bool, parts: int) -> None:
     """Fused qkv and gate-up, copied kv heads, biases, padded vocabulary, experts; vLLM's own loaders on numbers, in the host's memory.
 
-    Mutation tried: `part, engine` of `_as_rank` exchanged (every rank recorded as rank 0) names every divided parameter of the other ranks.
+    Mutations tried: every rank built as rank 0 (`_group(0, parts)`) leaves tensors that no rank needs all of; a box of the target shifted by one
+    names its parameter.
     """
     assert elsewhere.submit(loaded_as_recorded, family, tied, parts).result() == []
 
