@@ -44,7 +44,7 @@ def view_box(view: torch.Tensor, shape: tuple[int, ...]) -> Box | None:
         return tuple((0, 0) for _ in shape)
     strides = _strides(shape)
     last = view.storage_offset() + sum((size - 1) * stride for size, stride in zip(view.shape, view.stride(), strict=True))
-    box = tuple((a, b + 1) for a, b in zip(_index(int(view.storage_offset()), strides), _index(last, strides), strict=True))
+    box = tuple((a, b + 1) for a, b in zip(_index(int(view.storage_offset()), strides), _index(int(last), strides), strict=True))
     if any(start >= stop for start, stop in box):
         return None
     sizes = [stop - start for start, stop in box]
