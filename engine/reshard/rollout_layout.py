@@ -62,7 +62,7 @@ def rank_models(config: PreTrainedConfig, dtype: torch.dtype, parts: int, device
                 with set_default_torch_dtype(dtype), device:
                     model = initialize_model(settings)
             except (AssertionError, ValueError) as error:
-                raise ValueError(f"vLLM cannot divide this model among {parts} ranks: {error}; choose another tensor-parallel size") from error
+                raise ValueError(f"vLLM cannot divide this model among {parts} ranks: {_said(error)}; choose another tensor-parallel size") from error
             yield model
 
 
@@ -109,6 +109,12 @@ def _settings(config: PreTrainedConfig, dtype: torch.dtype, parts: int) -> Any:
             enforce_eager=True,
         )
         return arguments.create_engine_config()
+
+
+def _said(error: Exception) -> str:
+    """pydantic wraps vLLM's sentence in its own report."""
+    _, wrapped, sentence = str(error).partition("Value error, ")
+    return sentence.partition(" [type=")[0] if wrapped else str(error)
 
 
 @contextmanager
