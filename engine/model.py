@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from engine.atomic import atomic_directory
@@ -67,6 +67,23 @@ def model_digest_key(model: ModelConfig, seed: int) -> str:
     return hashlib.sha256(json.dumps(source, sort_keys=True).encode()).hexdigest()
 
 
+def configuration(model: ModelConfig) -> PreTrainedConfig:
+    """The architecture of what `create` would make, as transformers describes it, without any weights.
+
+    Raises:
+        ValueError: the source does not exist or has no configuration; the key is named.
+    """
+    if model.architecture is not None:
+        return _architecture_config(model.architecture, character_tokenizer(model.architecture.max_context_tokens))
+    if model.gguf is not None:
+        file = _gguf_file(model.gguf)
+        return AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    try:
+        return AutoConfig.from_pretrained(model.path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.path: {model.path} is neither a local model directory nor a hub name that can be loaded: {error}") from error
+
+
 def directory_digest(path: Path) -> str:
     """SHA-256 over the relative names, in order, and the contents of all files below `path`."""
     digest = hashlib.sha256()
@@ -94,7 +111,15 @@ def _load(model: ModelConfig, seed: int) -> tuple[PreTrainedModel, PreTrainedTok
 def _from_architecture(architecture: ArchitectureConfig, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Random float32 weights, a function of the architecture and `seed`; the global random state stays as it was."""
     tokenizer = character_tokenizer(architecture.max_context_tokens)
-    config = AutoConfig.for_model(
+    config = _architecture_config(architecture, tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    return model, tokenizer
+
+
+def _architecture_config(architecture: ArchitectureConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
+    return AutoConfig.for_model(
         architecture.family,
         vocab_size=len(tokenizer),
         hidden_size=architecture.hidden_size,
@@ -111,10 +136,6 @@ def _from_architecture(architecture: ArchitectureConfig, seed: int) -> tuple[Pre
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    return model, tokenizer
 
 
 def _from_gguf(gguf: GgufConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

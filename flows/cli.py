@@ -71,12 +71,24 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         added.add_argument("run", nargs="?", default="latest", metavar="RUN", help="run id, or latest (the default)")
         added.add_argument("--step", type=int, required=needed, help="counts from 1" + ("" if needed else "; the last one without it"))
         added.add_argument("--stage", help="the last stage that has any, without it")
+    planned = verb(
+        "reshard-plan", commands.reshard_plan, "which bytes of the weights go where between training and generation, and the least that would do"
+    )
+    planned.add_argument(
+        "model", metavar="MODEL", help="a model of `almanac list`, qwen3_4b, qwen3_32b, qwen3_235b_a22b, or a Hugging Face directory"
+    )
+    planned.add_argument("--fsdp", type=int, required=True, metavar="N", help="training ranks; the engines sit on the same ones")
+    planned.add_argument("--tp", type=int, required=True, metavar="T", help="tensor-parallel ranks of one engine")
+    planned.add_argument(
+        "--bucket-megabytes", type=float, default=256, metavar="MB", help="most that a rank sends and receives at once (default 256)"
+    )
+    planned.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="what travels (default bfloat16)")
     doctor = verb("doctor", commands.doctor, "versions, devices, services, and what is missing")
     evaluate = verb("evaluate", commands.evaluate, "accuracy of a model on a recipe's test set (default: polaris_tiny)")
     evaluate.add_argument("model", metavar="MODEL", help="Hugging Face directory or hub name")
     evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and settings in Hydra's grammar")
     verb("list", commands.list_names, "recipes, models, data, algorithms, rewards and resources, with what they are")
-    for added in (shown, doctor, evaluate):
+    for added in (shown, doctor, evaluate, planned):
         added.add_argument("--json", action="store_true", help="for programs")
 
     arguments, rest = parser.parse_known_args(argv)

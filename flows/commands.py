@@ -75,6 +75,18 @@ def replay(arguments: argparse.Namespace) -> int:
     return 0 if all(difference.largest <= arguments.tolerance for difference in differences) else 1
 
 
+def reshard_plan(arguments: argparse.Namespace) -> int:
+    """`almanac reshard-plan`: from the model's configuration alone."""
+    from flows import reshard
+
+    planned = reshard.plan(arguments.model, arguments.fsdp, arguments.tp, arguments.bucket_megabytes, arguments.dtype)
+    if arguments.json:
+        print(json.dumps(reshard.summary(planned), indent=2))
+    else:
+        plain_console().print(reshard.table(planned, arguments.model))
+    return 0
+
+
 def ui(arguments: argparse.Namespace) -> int:
     """`almanac ui`: until Ctrl-C."""
     from tasks import record
