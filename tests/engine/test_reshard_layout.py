@@ -221,7 +221,7 @@ def held_by_dtensors(mesh: tuple[tuple[tuple[int, ...], ...], ...], rows: dict[s
 def test_dtensors_hold_what_the_layout_says(mesh: tuple[tuple[tuple[int, ...], ...], ...], rows: dict[str, int], tensor_parallel: bool) -> None:
     """Four gloo ranks, shards of unequal size and of none, permuted ranks, copies, tensor parallel beneath FSDP along the same dimension.
 
-    Mutation tried: dividing by FSDP before tensor parallelism in `Sharding.held` mistakes which rows of `up` a rank has.
+    Mutation: dividing by FSDP before tensor parallelism in `Sharding.held` mistakes which rows of `up` a rank has.
     """
     tensors = {name: Tensor(shape, "float32") for name, shape in SHAPES.items()}
     sharding = Sharding(mesh, rows, {"up": 0, "down": 1} if tensor_parallel else {})
