@@ -135,13 +135,8 @@ class HybridActor(TrainedWorker):
     @register(DATA_PARALLEL, mesh=TRAIN)
     def reference_log_prob(self, rollout: Batch) -> Batch:
         """With LoRA: log-probs of the base with the adapter off, as the tensor reference_log_probs [B, T]."""
-        stage = self._rl_stage
         with self.training.without_adapter():
-            return self.over_rows(
-                rollout,
-                stage.training.max_tokens_per_micro_batch,
-                lambda part: {"reference_log_probs": self.training.score(part, stage.sampling.temperature).log_probs},
-            )
+            return self.reference_log_probs(rollout, self._rl_stage)
 
     @register(METRICS, mesh=TRAIN)
     def agreement(self, batch: Batch) -> Statistics:
@@ -168,15 +163,9 @@ class HybridActor(TrainedWorker):
         Reads the rollout's token columns, old_log_probs, advantages, and reference_log_probs where the loss has a KL term.
         """
         self._phase = Phase.STALE
-        stage, statistics = self._rl_stage, Statistics()
         names = ["input_ids", "attention_mask", "response_mask", "rollout_log_probs", "old_log_probs", "advantages"]
         columns = batch.select([*names, *(name for name in ("reference_log_probs",) if name in batch.tensors)])
-        for mini_batch in columns.chunk(stage.updates_per_step):
-            term = partial(self._policy_loss, stage=stage, denominators=self.denominators(mini_batch), statistics=statistics)
-            self.optimizer_step(mini_batch, stage.training.max_tokens_per_micro_batch, term, statistics)
-        # Every part of the loss carried the denominators of its own optimizer step.
-        statistics.entries["policy/loss"] = Sum(statistics.result()["policy/loss"] / stage.updates_per_step)
-        return statistics
+        return self.updates(columns, self._rl_stage, self._policy_loss)
 
     @register(METRICS, mesh=TRAIN)
     def update_sft(self, chosen: list[int]) -> Statistics:
@@ -247,7 +236,8 @@ class HybridActor(TrainedWorker):
             return torch.cuda.max_memory_allocated() / 2**30
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
-    def _policy_loss(self, batch: Batch, stage: RLStageConfig, denominators: Denominators, statistics: Statistics) -> torch.Tensor:
+    def _policy_loss(self, batch: Batch, denominators: Denominators, statistics: Statistics) -> torch.Tensor:
+        stage = self._rl_stage
         loss, tensors = stage.algorithm.loss, {name: tensor.to(self.device) for name, tensor in batch.tensors.items()}
         mask = tensors["response_mask"]
         inputs = LossInputs(

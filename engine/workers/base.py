@@ -1,6 +1,7 @@
 """What every role shares, and what a role of one's own is built on."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from engine.batch import Batch
 from engine.config import EngineConfig, OptimizerConfig, RLStageConfig, SFTStageConfig
 from engine.control.dispatch import ALL, DATA_PARALLEL, register
 from engine.control.mesh import Mesh
-from engine.metrics import Maximum, Statistics
+from engine.metrics import Maximum, Statistics, Sum
 from engine.prompts import Prompt
 from engine.rollout.plan import PromptSet
 from engine.training.backend import Head, TrainingBackend
@@ -173,6 +174,11 @@ class TrainedWorker(Worker):
                     whole[row[rows], : mask.shape[1]] = tensor.cpu().float()[rows]
         return Batch(tensors=found)
 
+    def reference_log_probs(self, rollout: Batch, stage: RLStageConfig) -> Batch:
+        """What this model says of the response tokens at the sampling temperature, as the tensor reference_log_probs [B, T]."""
+        temperature, max_tokens = stage.sampling.temperature, stage.training.max_tokens_per_micro_batch
+        return self.over_rows(rollout, max_tokens, lambda part: {"reference_log_probs": self.training.score(part, temperature).log_probs})
+
     def denominators(self, batch: Batch) -> Denominators:
         """Tokens and sequences of one optimizer step over all ranks. A collective."""
         own = count(batch.tensors["response_mask"])
@@ -186,6 +192,20 @@ class TrainedWorker(Worker):
         statistics.add(f"{self.prefix}/gradient_norm", Maximum(done.gradient_norm))
         statistics.add(f"{self.prefix}/learning_rate", Maximum(done.learning_rate))
         statistics.add(f"{self.prefix}/skipped_steps", Maximum(float(done.skipped)))
+
+    def updates(self, columns: Batch, stage: RLStageConfig, share: Callable[..., torch.Tensor]) -> Statistics:
+        """`updates_per_step` optimizer steps, one for each contiguous part of this rank's rows. A collective.
+
+        `share(pass, denominators=, statistics=)` gives a pass's share of the loss of its optimizer step, and adds it to the statistics as
+        `PREFIX/loss`.
+        """
+        statistics, loss = Statistics(), f"{self.prefix}/loss"
+        for mini_batch in columns.chunk(stage.updates_per_step):
+            term = partial(share, denominators=self.denominators(mini_batch), statistics=statistics)
+            self.optimizer_step(mini_batch, stage.training.max_tokens_per_micro_batch, term, statistics)
+        # Every share of the loss carried the denominators of its own optimizer step.
+        statistics.entries[loss] = Sum(statistics.result()[loss] / stage.updates_per_step)
+        return statistics
 
     def _state_file(self, directory: Path) -> Path:
         return directory / f"{type(self).__name__}.{self.rank}.pt"

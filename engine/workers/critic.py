@@ -1,6 +1,5 @@
 """The critic: a value model of the policy's architecture (PPO, arXiv:1707.06347, section 5)."""
 
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -8,7 +7,7 @@ import torch
 from engine.algorithms import value as value_loss
 from engine.algorithms.aggregation import Denominators, aggregate
 from engine.batch import Batch
-from engine.config import CriticConfig, EngineConfig, RLStageConfig
+from engine.config import EngineConfig, RLStageConfig
 from engine.control.dispatch import ALL, DATA_PARALLEL, METRICS, register
 from engine.metrics import Statistics, Sum
 from engine.workers.base import TRAIN, TrainedWorker
@@ -38,17 +37,12 @@ class CriticWorker(TrainedWorker):
     @register(METRICS, mesh=TRAIN)
     def update(self, batch: Batch) -> Statistics:
         """`updates_per_step` optimizer steps on the value loss. Reads the rollout's token columns, values and returns [B, T]."""
-        statistics = Statistics()
         columns = batch.select(["input_ids", "attention_mask", "response_mask", "values", "returns"])
-        for mini_batch in columns.chunk(self._stage.updates_per_step):
-            term = partial(self._loss, config=self._critic, denominators=self.denominators(mini_batch), statistics=statistics)
-            self.optimizer_step(mini_batch, self._max_tokens, term, statistics)
-        statistics.entries["critic/loss"] = Sum(statistics.result()["critic/loss"] / self._stage.updates_per_step)
-        return statistics
+        return self.updates(columns, self._stage, self._loss)
 
-    def _loss(self, batch: Batch, config: CriticConfig, denominators: Denominators, statistics: Statistics) -> torch.Tensor:
+    def _loss(self, batch: Batch, denominators: Denominators, statistics: Statistics) -> torch.Tensor:
         mask, old, returns = (batch.tensors[name].to(self.device) for name in ("response_mask", "values", "returns"))
-        terms = value_loss.loss(self.training.values(batch), old, returns, mask, config.clip)
+        terms = value_loss.loss(self.training.values(batch), old, returns, mask, self._critic.clip)
         share = aggregate(terms.per_token, mask, denominators, "token_mean")
         statistics.update(terms.statistics)
         statistics.add("critic/loss", Sum(float(share.detach())))

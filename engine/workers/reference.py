@@ -22,5 +22,4 @@ class ReferenceWorker(TrainedWorker):
     @register(DATA_PARALLEL, mesh=TRAIN)
     def log_prob(self, rollout: Batch) -> Batch:
         """Log-probs of the response tokens at the sampling temperature, as the tensor reference_log_probs [B, T]."""
-        temperature, max_tokens = self._stage.sampling.temperature, self._stage.training.max_tokens_per_micro_batch
-        return self.over_rows(rollout, max_tokens, lambda part: {"reference_log_probs": self.training.score(part, temperature).log_probs})
+        return self.reference_log_probs(rollout, self._stage)

@@ -9,7 +9,6 @@ import torch
 from engine.batch import Batch
 from engine.config import RewardConfig
 from engine.control.dispatch import ALL, DATA_PARALLEL, RANK_ZERO, register
-from engine.prompts import Prompt
 from engine.rewards.scoring import score
 from engine.workers.base import Worker
 
@@ -34,16 +33,13 @@ class RewardWorker(Worker):
     def score_ahead(self, finished: list[Finished]) -> None:
         """Scores responses of a rollout that still goes on; `score` then finds them done."""
         for sample in finished:
-            if sample not in self._ahead:
-                prompt_set, position, response = sample
-                (self._ahead[sample],) = self._score([response], [self.prompt_sets[prompt_set].prompts[position]])
+            self._score(sample)
 
     @register(DATA_PARALLEL, beside=True)
     def score(self, rollout: Batch) -> Batch:
         """The score of each response, as the tensor reward [B] float32. Raises what the reward function raises, naming reward and prompt."""
-        name, prompts, responses = rollout.meta["prompt_set"], self.prompts_of(rollout), rollout.objects["response"]
-        keys = [(name, position, response) for position, response in zip(rollout.tensors["prompt"].tolist(), responses, strict=True)]
-        scores = [self._ahead[key] if key in self._ahead else self._score([key[2]], [prompt])[0] for key, prompt in zip(keys, prompts, strict=True)]
+        name, places = rollout.meta["prompt_set"], rollout.tensors["prompt"].tolist()
+        scores = [self._score((name, place, response)) for place, response in zip(places, rollout.objects["response"], strict=True)]
         self._ahead.clear()
         return Batch(tensors={"reward": torch.tensor(scores, dtype=torch.float32)})
 
@@ -57,5 +53,8 @@ class RewardWorker(Worker):
             total = total[torch.from_numpy(np.random.default_rng(shuffle_seed).permutation(len(total)))]
         return Batch(tensors={"reward": total.float()})
 
-    def _score(self, responses: list[str], prompts: list[Prompt]) -> list[float]:
-        return score(self._reward, responses, prompts)
+    def _score(self, sample: Finished) -> float:
+        if sample not in self._ahead:
+            prompt_set, position, response = sample
+            (self._ahead[sample],) = score(self._reward, [response], [self.prompt_sets[prompt_set].prompts[position]])
+        return self._ahead[sample]
