@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import ray
 
@@ -103,8 +102,3 @@ class Recorder:
         finally:
             if self.step is not None:
                 self._waits.append(ControllerSpan(name, started, time.time()))
-
-
-def size_of_argument(value: Any) -> int:
-    """Bytes of a value that the controller sends."""
-    return len(ray.cloudpickle.dumps(value, protocol=5))

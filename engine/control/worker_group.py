@@ -11,9 +11,9 @@ import ray
 from engine.control.deadline import Call
 from engine.control.dispatch import DEFAULT_MESH, EACH, RANK_ZERO, Mode, Registration, Share
 from engine.control.future import BatchFuture, Joined, Parts
-from engine.control.host import FromWorkers, Invocation
+from engine.control.host import FromWorkers, Invocation, size_of
 from engine.control.mesh import Mesh
-from engine.control.recorder import Recorder, size_of_argument
+from engine.control.recorder import Recorder
 from engine.control.resources import Pool
 
 INLINE_BYTES = 100_000
@@ -119,7 +119,7 @@ class WorkerGroup:
             if id(argument) in shared:
                 return shared[id(argument)]
             value = mode.spread(argument, mesh, rank)
-            size = size_of_argument(value)
+            size = size_of(value)
             self.recorder.passed(size)
             if value is argument and size > INLINE_BYTES:
                 value = shared[id(argument)] = ray.put(value)

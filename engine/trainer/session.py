@@ -116,10 +116,10 @@ class Session:
         if config.kind == "sft":
             return
         self.reward.use(config.reward).get()
-        if config.algorithm.kl is not None or config.algorithm.critic is not None:
-            followers = [self.reference if config.algorithm.kl else None, self.critic if config.algorithm.critic else None]
-            start = self.export(self.directory / "start") if any(followers) else None
-            for future in [group.begin_stage(config, start) for group in followers if group is not None]:
+        wanted = ((self.reference, config.algorithm.kl), (self.critic, config.algorithm.critic))
+        if followers := [group for group, settings in wanted if group is not None and settings is not None]:
+            start = self.export(self.directory / "start")
+            for future in [group.begin_stage(config, start) for group in followers]:
                 future.get()
 
     def export(self, directory: Path) -> Path:
