@@ -20,6 +20,8 @@ class RolloutConfig(Settings):
     """Key-value cache of one rank on a CPU. On GPUs `gpu_memory_fraction` decides."""
     gpu_memory_fraction: Fraction = 0.5
     """Share of a GPU's memory that the rollout engine takes for weights and cache."""
+    bucket_megabytes: Annotated[float, Field(gt=0)] = 256.0
+    """Largest size of the weights that a rank sends and receives at a time when they are synchronised; two such buckets are in flight."""
     max_log_prob_difference: Annotated[float, Field(gt=0)] | None = 1e-3
     """Largest |trainer - rollout| log-prob of a step's response tokens before the run stops; null only reports. 1e-3 suits float32: rounding
     alone stays below 1e-4 on all but single tokens, other weights give 1e-2 and more."""

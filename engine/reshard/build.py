@@ -43,8 +43,14 @@ def colocated(config: PreTrainedConfig, dtype: torch.dtype, ranks: int, parts: i
 
 
 def best_sharding(checkpoint: Checkpoint, rollout: Layout, ranks: int, shards: int, parts: int) -> Sharding:
-    """Shards that lie inside what their ranks need, as far as FSDP2 can make them; hybrid sharding where `shards` is less than `ranks`."""
-    mesh = contained_mesh(ranks, shards, parts)
+    """Shards that lie inside what their ranks need, as far as FSDP2 can make them; hybrid sharding where `shards` is less than `ranks`.
+
+    Where the three numbers do not divide each other nothing is gained by an order, and it is that of the ranks.
+    """
+    try:
+        mesh = contained_mesh(ranks, shards, parts)
+    except ValueError:
+        return Sharding(plain_mesh(ranks, shards), {}, {})
     even = Sharding(mesh, {}, {})
     rows = row_dimensions(rollout, checkpoint.parts, checkpoint.parameters, lambda name, tensor, dimension: divisible(name, tensor, dimension, even))
     return Sharding(mesh, rows, {})

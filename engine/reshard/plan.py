@@ -30,7 +30,8 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Pieces that lie one after the other in one flat buffer, each in row-major order, in the rollout's dtype."""
+    """Pieces that lie one after the other in one flat buffer, each in row-major order, in the rollout's dtype; wider types first, so that all are
+    aligned."""
 
     source: int
     destination: int
@@ -58,7 +59,10 @@ class Volumes:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Messages by round. In a round a process sends and receives at most `bucket_bytes` together: with two rounds in flight, twice that."""
+    """Messages by round. In a round a process sends and receives at most `bucket_bytes` together: with two rounds in flight, twice that.
+
+    Rounds follow the order of the tensors, so that a layer is complete soon after it was begun.
+    """
 
     rounds: tuple[tuple[Message, ...], ...]
     volumes: Mapping[int, Volumes]
@@ -112,8 +116,21 @@ def make_plan(training: Layout, rollout: Layout, bucket_bytes: int) -> Plan:
                     source = min(sources, key=lambda process: (sent[process], process))
                     sent[source] += volume(box) * item
                     pieces.append((source, destination, Piece(name, box), volume(box) * item))
-    rounds = _rounds(pieces, bucket_bytes)
+    rounds = _rounds(pieces, {name: ITEM_BYTES[tensor.dtype] for name, tensor in rollout.tensors.items()}, bucket_bytes)
     return Plan(rounds=rounds, volumes=_volumes(training, rollout, rounds), bucket_bytes=bucket_bytes, largest_slice=largest)
+
+
+def kept_pieces(training: Layout, rollout: Layout, process: int, bucket_bytes: int) -> list[Piece]:
+    """What a process needs and holds itself, in the order of the tensors, divided as what travels."""
+    needs, holds = rollout.boxes.get(process, {}), training.boxes.get(process, {})
+    return [
+        Piece(name, box)
+        for name, tensor in rollout.tensors.items()
+        for needed in needs.get(name, ())
+        for held in holds.get(name, ())
+        if (shared := intersection(needed, held))
+        for box in divided(shared, bucket_bytes // (SPLIT * ITEM_BYTES[tensor.dtype]))
+    ]
 
 
 def divided(box: Box, elements: int) -> Iterator[Box]:
@@ -151,28 +168,23 @@ def _sources(name: str, needed: Iterable[Box], own: Iterable[Box], holders: Mapp
         raise ValueError(f"{name}: no training rank holds {missing[0]}, which a rollout rank needs")
 
 
-def _rounds(pieces: Iterable[tuple[int, int, Piece, int]], bucket_bytes: int) -> tuple[tuple[Message, ...], ...]:
-    """First fit: each piece goes into the first round, not before the last one of its pair, in which both ends have room."""
-    loads: list[dict[int, int]] = []
-    filled: list[dict[tuple[int, int], list[tuple[Piece, int]]]] = []
-    last: dict[tuple[int, int], int] = defaultdict(int)
+def _rounds(pieces: Iterable[tuple[int, int, Piece, int]], items: Mapping[str, int], bucket_bytes: int) -> tuple[tuple[Message, ...], ...]:
+    """In order: a round ends with the first piece for which one of its two ends has no more room."""
+    rounds: list[dict[tuple[int, int], list[Piece]]] = []
+    load: dict[int, int] = {}
     for source, destination, piece, size in pieces:
-        pair = (source, destination)
-        while True:
-            number = last[pair]
-            if number == len(loads):
-                loads.append(defaultdict(int))
-                filled.append(defaultdict(list))
-            if max(loads[number][source], loads[number][destination]) + size <= bucket_bytes:
-                break
-            last[pair] += 1
-        loads[number][source] += size
-        loads[number][destination] += size
-        filled[number][pair].append((piece, size))
-    return tuple(
-        tuple(Message(*pair, tuple(piece for piece, _ in inside), sum(size for _, size in inside)) for pair, inside in sorted(round_.items()))
-        for round_ in filled
-    )
+        if not rounds or max(load.get(source, 0), load.get(destination, 0)) + size > bucket_bytes:
+            rounds.append({})
+            load = {}
+        for end in (source, destination):
+            load[end] = load.get(end, 0) + size
+        rounds[-1].setdefault((source, destination), []).append(piece)
+    return tuple(tuple(_message(*pair, inside, items) for pair, inside in sorted(round_.items())) for round_ in rounds)
+
+
+def _message(source: int, destination: int, pieces: Iterable[Piece], items: Mapping[str, int]) -> Message:
+    ordered = tuple(sorted(pieces, key=lambda piece: -items[piece.tensor]))
+    return Message(source, destination, ordered, sum(volume(piece.box) * items[piece.tensor] for piece in ordered))
 
 
 def _loads(messages: Iterable[Message]) -> dict[int, int]:

@@ -4,17 +4,19 @@ A copy between views says all there is to know by its offsets and strides, so no
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.reshard.layout import Box, Part
+from engine.reshard.layout import Box, Part, without
 
 KEEP_ELEMENTS = {torch.ops.aten.clone.default, torch.ops.aten._to_copy.default}
 """Operations that make a new, contiguous tensor of the same elements in the same order."""
+WRITES = {torch.ops.aten.copy_.default, torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor, torch.ops.aten.zero_.default}
+"""Operations of loaders that change a tensor: a copy, or a constant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,22 @@ class Copy:
     source: Box
     parameter: str
     target: Box
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which slices of the checkpoint's tensors an engine takes on one rank, and where they land."""
+
+    copies: Sequence[Copy]
+    types: Mapping[str, str]
+    """By checkpoint name: the type in which it is wanted, and travels."""
+
+    def boxes(self) -> dict[str, tuple[Box, ...]]:
+        """By checkpoint name: what the rank needs. What lands in two places does so once."""
+        found: dict[str, list[Box]] = {}
+        for copy in self.copies:
+            found.setdefault(copy.tensor, []).extend(without([copy.source], found.get(copy.tensor, [])))
+        return {name: tuple(boxes) for name, boxes in found.items() if boxes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +87,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Every operation passes here."""
-        result = operation(*args, **(kwargs or {}))
         tensors = [value for value in args if isinstance(value, torch.Tensor)]
+        # A parameter with values keeps them.
+        writes = operation in WRITES and not tensors[0].is_meta and self._key(tensors[0]) in self._parameters
+        result = tensors[0] if writes else operation(*args, **(kwargs or {}))
         if operation is torch.ops.aten.copy_.default:
             self._copied(*tensors[:2])
-        elif operation in (torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor, torch.ops.aten.zero_.default):
+        elif operation in WRITES:
             if found := self._parameters.get(self._key(tensors[0])):
                 self.filled[found[0]] = self.filled.get(found[0], 0) + tensors[0].numel()
         elif isinstance(result, torch.Tensor) and self._key(result) not in self._origins:

@@ -14,8 +14,8 @@ import torch
 from transformers import PreTrainedConfig
 
 from engine.reshard.checkpoint import described, skeleton
-from engine.reshard.layout import Box, Layout, Tensor, volume, without
-from engine.reshard.recording import Copy, Recorder
+from engine.reshard.layout import Box, Layout, Tensor, volume
+from engine.reshard.recording import Recorder, Wanted
 
 
 def rollout_layout(config: PreTrainedConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype, parts: int, processes: Sequence[int]) -> Layout:
@@ -24,27 +24,17 @@ def rollout_layout(config: PreTrainedConfig, tensors: Mapping[str, Tensor], dtyp
     Raises:
         ValueError: vLLM cannot divide this model so, lacks one of the tensors, or has parameters that none of them fills.
     """
-    ranks = recorded(config, tensors, dtype, parts)
-    boxes: dict[int, dict[str, tuple[Box, ...]]] = {}
-    wanted: dict[str, str] = {}
-    needs: list[dict[str, tuple[Box, ...]]] = []
-    for copies, types in ranks:
-        found: dict[str, list[Box]] = {}
-        for copy in copies:
-            wanted[copy.tensor] = types[copy.parameter]
-            # What lands in two places travels once.
-            found.setdefault(copy.tensor, []).extend(without([copy.source], found.get(copy.tensor, [])))
-        needs.append({name: tuple(box for box in found[name]) for name in tensors if found.get(name)})
-    if excess := [name for name in tensors if name not in wanted]:
-        raise ValueError(f"vLLM's {config.model_type} has no place for {', '.join(excess[:5])}; it computes with another model than the trainer's")
-    for position, process in enumerate(processes):
-        boxes[process] = needs[position % parts]
-    return Layout(tensors={name: Tensor(tensor.shape, wanted[name]) for name, tensor in tensors.items()}, boxes=boxes)
+    ranks = [record(model, tensors) for model in rank_models(config, dtype, parts, torch.device("meta"))]
+    return joint_layout(tensors, {process: ranks[position % parts] for position, process in enumerate(processes)}, config.model_type)
 
 
-def recorded(config: PreTrainedConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype, parts: int) -> list[tuple[list[Copy], dict[str, str]]]:
-    """For each tensor-parallel rank: every slice with where it lands, and the types of the rank's parameters."""
-    return [record(model, tensors) for model in rank_models(config, dtype, parts, torch.device("meta"))]
+def joint_layout(tensors: Mapping[str, Tensor], wanted: Mapping[int, Wanted], model_type: str) -> Layout:
+    """What all engines need, from what each process wants. ValueError where none has a place for a tensor."""
+    types = {name: type_ for one in wanted.values() for name, type_ in one.types.items()}
+    if excess := [name for name in tensors if name not in types]:
+        raise ValueError(f"the rollout's {model_type} has no place for {', '.join(excess[:5])}; it computes with another model than the trainer's")
+    boxes = {process: one.boxes() for process, one in wanted.items()}
+    return Layout(tensors={name: Tensor(tensor.shape, types[name]) for name, tensor in tensors.items()}, boxes=boxes)
 
 
 def rank_models(config: PreTrainedConfig, dtype: torch.dtype, parts: int, device: torch.device) -> Iterator[Any]:
@@ -66,8 +56,8 @@ def rank_models(config: PreTrainedConfig, dtype: torch.dtype, parts: int, device
             yield model
 
 
-def record(model: Any, tensors: Mapping[str, Tensor]) -> tuple[list[Copy], dict[str, str]]:
-    """Runs the loaders of one rank's model, whose parameters must be on the meta device.
+def record(model: Any, tensors: Mapping[str, Tensor]) -> Wanted:
+    """Runs the loaders of one rank's model. Parameters on the meta device stay there, others keep their values.
 
     Raises ValueError where a loader does more than cut, or a parameter is not filled to its last element.
     """
@@ -78,7 +68,7 @@ def record(model: Any, tensors: Mapping[str, Tensor]) -> tuple[list[Copy], dict[
     with recorder:
         model.load_weights(iter(sources.items()))
     _check_filled(recorder, parameters)
-    return recorder.copies, {name: described(parameter).dtype for name, parameter in parameters.items()}
+    return Wanted(recorder.copies, {copy.tensor: described(parameters[copy.parameter]).dtype for copy in recorder.copies})
 
 
 def _check_filled(recorder: Recorder, parameters: Mapping[str, torch.Tensor]) -> None:

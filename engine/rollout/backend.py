@@ -1,6 +1,6 @@
 """What the hybrid actor asks of a generation engine."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,6 +9,10 @@ import torch
 
 from engine.config import RolloutConfig, SamplingConfig
 from engine.control.mesh import Mesh
+from engine.reshard.layout import Tensor
+from engine.reshard.proof import Proof
+from engine.reshard.recording import Wanted
+from engine.reshard.synchronise import Arrivals, Loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,9 @@ class Response:
 class RolloutBackend(Protocol):
     """A generation engine on this rank, or this rank's share of one that several ranks run together."""
 
+    weight_version: int | None
+    """Of the weights that it computes with; None while they are not all the same version's."""
+
     def __init__(
         self, model_directory: Path, config: RolloutConfig, dtype: torch.dtype, device: torch.device, max_context_tokens: int, tokenizer: Any
     ) -> None: ...
@@ -51,6 +58,13 @@ class RolloutBackend(Protocol):
         """Each response as soon as it is finished, with the position of its request. Ranks that share an engine are given the same requests."""
         ...
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Takes every tensor of the model by its checkpoint name, and forgets what it had cached under the old ones."""
+    def wants(self, tensors: Mapping[str, Tensor]) -> Wanted:
+        """Which slices of the checkpoint's tensors this rank takes, and where they land. ValueError names a tensor that it has no place for."""
+        ...
+
+    def receive(self, arrivals: Arrivals, proof: Proof) -> Loaded:
+        """Takes every slice that it wants, and forgets what it had cached under the old weights.
+
+        Shows the proof each slice where it landed (`landed`), and each packed weight (`packed`). From then on it has the proof's version.
+        """
         ...

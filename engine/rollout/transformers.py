@@ -1,6 +1,6 @@
 """Generation with plain `transformers`: a loop that is easy to believe, for tiny models and for checking vLLM."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,12 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from engine.config import RolloutConfig, SamplingConfig
 from engine.control.mesh import Mesh
+from engine.reshard.checkpoint import checkpoint_of
+from engine.reshard.landing import Landings
+from engine.reshard.layout import Tensor
+from engine.reshard.proof import Proof
+from engine.reshard.recording import Copy, Wanted
+from engine.reshard.synchronise import Arrivals, Loaded
 from engine.rollout.backend import Request, Response
 from engine.rollout.limits import check_prompts
 from engine.rollout.stop import StopTexts
@@ -26,6 +32,7 @@ class TransformersBackend:
         self._max_context_tokens = max_context_tokens
         self._tokenizer = tokenizer
         self._model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=dtype).to(device).eval().requires_grad_(False)
+        self.weight_version: int | None = None
         ends = self._model.generation_config.eos_token_id  # a token, several, or None
         self._ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
 
@@ -50,19 +57,30 @@ class TransformersBackend:
         for start in range(0, len(rows), size):
             yield from self._decode(rows[start : start + size])
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """See `RolloutBackend`. Raises `ValueError` when tensors are missing or unknown, once all were taken: giving them may be a collective."""
-        own = self._model.state_dict()
-        given, unknown = set(), []
-        for name, tensor in weights:
-            if name in own:
-                own[name].copy_(tensor)
-                given.add(own[name].data_ptr())  # of a tied head as well
-            else:
-                unknown.append(name)
-        missing = [name for name, parameter in self._model.named_parameters() if parameter.data_ptr() not in given]
-        if unknown or missing:
-            raise ValueError(f"these are not the weights of this {self._model.config.model_type} model: missing {missing}, unknown {unknown}")
+    def wants(self, tensors: Mapping[str, Tensor]) -> Wanted:
+        """See `RolloutBackend`. Every tensor, whole."""
+        own = checkpoint_of(self._model.config, self._model.dtype)
+        for name, tensor in own.tensors.items():
+            if name not in tensors or tensors[name].shape != tensor.shape:
+                given = f"the trainer's shape is {tensors[name].shape}" if name in tensors else "the trainer has none"
+                raise ValueError(f"{name}: the rollout's {self._model.config.model_type} has it with shape {tensor.shape}; {given}")
+        copies = [Copy(name, tensor.whole, own.parts[name].parameter, own.parts[name].box) for name, tensor in own.tensors.items()]
+        wanted = Wanted(copies, {name: tensor.dtype for name, tensor in own.tensors.items()})
+        self._landings = Landings(wanted)
+        return wanted
+
+    def receive(self, arrivals: Arrivals, proof: Proof) -> Loaded:
+        """See `RolloutBackend`."""
+        self.weight_version = None
+        parameters, seen = dict(self._model.named_parameters()), []
+        for piece, values in arrivals:
+            for place in self._landings.places(piece):
+                place.put(parameters[place.parameter], values)
+                seen.append((piece, place))
+        for piece, place in seen:
+            proof.landed(piece, place.seen(parameters[place.parameter], piece))
+        self.weight_version = proof.version
+        return Loaded()
 
     def _decode(self, rows: list["_Row"]) -> Iterator[tuple[int, Response]]:
         cache = DynamicCache(config=self._model.config)

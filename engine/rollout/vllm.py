@@ -1,7 +1,7 @@
 """Generation with vLLM in the process that trains. Only an engine imports vLLM: seconds and a gigabyte, which a controller can do without."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,10 @@ import torch
 
 from engine.config import RolloutConfig
 from engine.control.mesh import Mesh
+from engine.reshard.layout import Tensor
+from engine.reshard.proof import Proof
+from engine.reshard.recording import Wanted
+from engine.reshard.synchronise import Arrivals, Loaded
 from engine.rollout.backend import Request, Response
 from engine.rollout.limits import check_prompts
 from engine.rollout.stop import StopTexts
@@ -30,7 +34,7 @@ class VLLMBackend:
         from vllm import LLM
         from vllm.config import WeightTransferConfig
 
-        import engine.rollout.weight_transfer  # noqa: F401  registers what is named below
+        from engine.rollout.weight_transfer import BACKEND
 
         self._max_context_tokens = max_context_tokens
         self._tokenizer = tokenizer
@@ -49,10 +53,13 @@ class VLLMBackend:
             tensor_parallel_size=config.tensor_parallel_ranks,
             # Log-probs of the distribution that tokens are drawn from, temperature applied.
             logprobs_mode="processed_logprobs",
-            weight_transfer_config=WeightTransferConfig(backend="in_process"),
+            weight_transfer_config=WeightTransferConfig(backend=BACKEND),
             disable_log_stats=True,
             seed=0,
         )
+        # The engine's worker is an object of this process.
+        self._transfer = self._llm.collective_rpc(lambda worker: worker.weight_transfer_engine)[0]
+        self.weight_version: int | None = None
 
     @classmethod
     def mesh(cls, config: RolloutConfig, ranks: int) -> Mesh:
@@ -96,13 +103,20 @@ class VLLMBackend:
             for name in unfinished:
                 engine.abort_request([name])
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def wants(self, tensors: Mapping[str, Tensor]) -> Wanted:
+        """See `RolloutBackend`. Asks vLLM's own loaders."""
+        return self._transfer.wants(tensors)
+
+    def receive(self, arrivals: Arrivals, proof: Proof) -> Loaded:
         """See `RolloutBackend`."""
+        self.weight_version = None
         self._llm.start_weight_update()
-        self._llm.update_weights({"update_info": {"weights": weights}})
+        self._llm.update_weights({"update_info": {"arrivals": arrivals, "proof": proof}})
         self._llm.finish_weight_update()
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM kept its prefix cache after a synchronisation: blocks of the old weights would be reused")
+        self.weight_version = proof.version
+        return self._transfer.loaded
 
     def _parameters(self, request: Request) -> Any:
         from vllm import SamplingParams

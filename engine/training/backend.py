@@ -1,6 +1,6 @@
 """What a trained role asks of a training backend; neither the roles nor the loop change for another one."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from engine.batch import Batch
 from engine.config import OptimizerConfig, TrainingConfig
 from engine.control.mesh import Mesh
+from engine.reshard.layout import Sharding
 
 Head = Literal["policy", "value"]
 """`policy`: the model's own output head; `value`: one number a token, from a head that starts at zero."""
@@ -46,7 +47,16 @@ class TrainingBackend(Protocol):
     data_group: dist.ProcessGroup | None
     """Ranks over which the data is divided, this one among them; None where that is all ranks of the default group."""
 
-    def __init__(self, model_directory: Path, head: Head, config: TrainingConfig, dtype: torch.dtype, device: torch.device) -> None: ...
+    def __init__(
+        self,
+        model_directory: Path,
+        head: Head,
+        config: TrainingConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        sharding: Sharding | None = None,
+    ) -> None:
+        """`sharding` is how its shards would lie nearest to where a rollout needs them; a backend with a layout of its own may leave it."""
 
     @classmethod
     def mesh(cls, config: TrainingConfig, ranks: int) -> Mesh:
@@ -71,6 +81,10 @@ class TrainingBackend(Protocol):
 
     def optimizer_step(self, micro_batches: Sequence[Batch], loss: Callable[[Batch], torch.Tensor]) -> OptimizerStep:
         """One update by the sum of `loss` over all micro-batches of all ranks. Every rank brings as many micro-batches."""
+        ...
+
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        """This rank's shards (DTensors) by their names in the model, in the memory that is trained. No collective."""
         ...
 
     def full_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:

@@ -1,25 +1,27 @@
 """Training with PyTorch's fully sharded data parallelism, second version (`fully_shard`): every parameter is a DTensor."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 from engine.batch import Batch
 from engine.config import OptimizerConfig, TrainingConfig
 from engine.control.mesh import Mesh
+from engine.reshard.layout import Sharding, plain_mesh
 from engine.training.backend import Head, OptimizerStep, TokenScores
 from engine.training.build import build, decoder_layers, read
 from engine.training.lora import adapter_weights, adapters_off, base_name, merged_weights, starting_adapters
 from engine.training.optimizer import adamw, learning_rate
 from engine.training.scoring import ResponseModel, ValueModel
-from engine.training.shards import clip_gradients, load_optimizer_state, local, optimizer_state, take, to_host, whole
+from engine.training.shards import clip_gradients, device_mesh, load_optimizer_state, local, optimizer_state, take, to_host, whole
 
 
 class NonFiniteGradientError(RuntimeError):
@@ -31,15 +33,23 @@ class FSDPBackend:
 
     data_group: dist.ProcessGroup | None = None
 
-    def __init__(self, model_directory: Path, head: Head, config: TrainingConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        model_directory: Path,
+        head: Head,
+        config: TrainingConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        sharding: Sharding | None = None,
+    ) -> None:
         if config.offload and device.type == "cpu":
             raise ValueError("training.offload=true moves state from a GPU to the host, and these ranks run on the host; leave it out")
         self._device = device
         self._kept = torch.promote_types(dtype, torch.float32)
         model = build(model_directory, head, config, self._kept)
         self.config = model.causal.config
-        self._data_mesh = self._arrange(model, config)
-        self._shard(model, dtype, CPUOffloadPolicy() if config.offload else OffloadPolicy())
+        self._data_mesh = self._arrange(model, config, sharding)
+        self._shard(model, dtype, CPUOffloadPolicy() if config.offload else OffloadPolicy(), sharding.shard_dimension if sharding else {})
         self._model = model
         self._optimizer: torch.optim.AdamW | None = None
 
@@ -50,28 +60,36 @@ class FSDPBackend:
             raise ValueError(f"training.shard_ranks={config.shard_ranks} does not divide the {ranks} ranks of the pool; choose a divisor")
         return Mesh.grouped(ranks)
 
-    def _arrange(self, model: ResponseModel, config: TrainingConfig) -> DeviceMesh:
+    def _arrange(self, model: ResponseModel, config: TrainingConfig, sharding: Sharding | None) -> DeviceMesh:
         """The mesh over which data is divided; two-dimensional (copies x shards) for hybrid sharding, as in arXiv:2304.11277, section 3.2.2."""
         ranks = dist.get_world_size()
         self.mesh(config, ranks)
         shards = config.shard_ranks or ranks
+        mesh = sharding.mesh if sharding else plain_mesh(ranks, shards)
+        order = torch.tensor(mesh).squeeze(-1)  # copies x shards
         if shards == ranks:
-            return init_device_mesh(self._device.type, (ranks,), mesh_dim_names=("shard",))
-        return init_device_mesh(self._device.type, (ranks // shards, shards), mesh_dim_names=("replicate", "shard"))
+            return device_mesh(order[0], self._device.type, ("shard",))
+        return device_mesh(order, self._device.type, ("replicate", "shard"))
 
-    def _shard(self, model: ResponseModel, dtype: torch.dtype, offload: OffloadPolicy) -> None:
+    def _shard(self, model: ResponseModel, dtype: torch.dtype, offload: OffloadPolicy, dimensions: Mapping[str, int]) -> None:
         # Gradients are summed in float32 whatever the layers compute in.
         mixed = MixedPrecisionPolicy(param_dtype=None if dtype is self._kept else dtype, reduce_dtype=self._kept)
+        placed = {parameter: dimensions.get(name, 0) for name, parameter in model.causal.named_parameters()}
+        settings: dict[str, Any] = {
+            "mesh": self._data_mesh,
+            "offload_policy": offload,
+            "shard_placement_fn": lambda parameter: Shard(placed.get(parameter, 0)),
+        }
         for layer in decoder_layers(model.causal):
-            fully_shard(layer, mesh=self._data_mesh, mp_policy=mixed, offload_policy=offload)
+            fully_shard(layer, mp_policy=mixed, **settings)
         if isinstance(model, ValueModel):
-            fully_shard(model.value_head, mesh=self._data_mesh, mp_policy=MixedPrecisionPolicy(), offload_policy=offload)
-        self._root: FSDPModule = fully_shard(model, mesh=self._data_mesh, mp_policy=mixed, offload_policy=offload)
+            fully_shard(model.value_head, mp_policy=MixedPrecisionPolicy(), **settings)
+        self._root: FSDPModule = fully_shard(model, mp_policy=mixed, **settings)
 
     def load(self, model_directory: Path) -> None:
         """See `TrainingBackend`. ValueError where the directory holds another architecture. Adapters go back to their start."""
         found = dict(read(model_directory, self._kept).named_parameters()) | dict(starting_adapters(self._model.causal))
-        for name, parameter in self._parameters().items():
+        for name, parameter in self.parameters().items():
             if name.startswith("value_head."):
                 local(parameter).zero_()
                 continue
@@ -83,7 +101,7 @@ class FSDPBackend:
     def reset_optimizer(self, config: OptimizerConfig, total_steps: int) -> None:
         """See `TrainingBackend`."""
         self._optimizer_config = config
-        self._optimizer = adamw([parameter for parameter in self._parameters().values() if parameter.requires_grad], config)
+        self._optimizer = adamw([parameter for parameter in self.parameters().values() if parameter.requires_grad], config)
         self._steps_done = 0
         self._total_steps = total_steps
         self._consecutive_skips = 0
@@ -145,7 +163,7 @@ class FSDPBackend:
 
     def state(self) -> dict[str, Any]:
         """See `TrainingBackend`."""
-        kept: dict[str, Any] = {"parameters": {name: to_host(parameter) for name, parameter in self._parameters().items()}}
+        kept: dict[str, Any] = {"parameters": {name: to_host(parameter) for name, parameter in self.parameters().items()}}
         if self._optimizer is not None:
             kept |= {
                 "optimizer": optimizer_state(self._optimizer),
@@ -156,7 +174,7 @@ class FSDPBackend:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """See `TrainingBackend`. The optimizer and its settings are those of the state, whatever `reset_optimizer` said before."""
-        for name, parameter in self._parameters().items():
+        for name, parameter in self.parameters().items():
             local(parameter).copy_(state["parameters"][name])
         self._optimizer = None
         if "optimizer" in state:
@@ -166,8 +184,8 @@ class FSDPBackend:
             load_optimizer_state(self._optimizer, state["optimizer"])
             self._steps_done, self._total_steps, self._consecutive_skips = state["schedule"]
 
-    def _parameters(self) -> dict[str, torch.nn.Parameter]:
-        """This rank's shards by their checkpoint names."""
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """See `TrainingBackend`."""
         self._reshard()
         return {name.removeprefix("causal."): parameter for name, parameter in self._model.named_parameters()}
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.optim import Optimizer
 
@@ -13,6 +14,24 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     """The part that lies on this rank, sharing its memory."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def device_mesh(order: torch.Tensor, device_type: str, names: tuple[str, ...]) -> DeviceMesh:
+    """Ranks in the order in which they are given, which FSDP2 follows: shard i belongs to the i-th rank of the last dimension. A collective.
+
+    `DeviceMesh(device, mesh)` alone would sort the ranks of its groups. FSDP2 divides by rank in the group, a DTensor's offsets come from the
+    place in the mesh, and with ranks out of order the two disagree (torch 2.13).
+    """
+    if torch.equal(order.flatten(), torch.arange(order.numel())):
+        return init_device_mesh(device_type, tuple(order.shape), mesh_dim_names=names)
+    groups = []
+    for dimension in range(order.ndim):
+        lines = order.movedim(dimension, -1).flatten(0, -2) if order.ndim > 1 else order.unsqueeze(0)
+        made = {tuple(line): dist.new_group(line, sort_ranks=False) for line in lines.tolist()}
+        groups.append(next(group for line, group in made.items() if dist.get_rank() in line))
+    if order.ndim == 1:
+        return DeviceMesh.from_group(groups[0], device_type, mesh_dim_names=names)
+    return DeviceMesh.from_group(groups, device_type, mesh=order, mesh_dim_names=names)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig
 
 from engine.config import TrainingConfig
 from engine.control.mesh import Mesh
+from engine.reshard.layout import Sharding
 from engine.training.build import decoder_layers
 from engine.training.fsdp import FSDPBackend
 from engine.training.scoring import ResponseModel
@@ -39,7 +40,8 @@ class TensorParallelBackend(FSDPBackend):
             raise ValueError(f"training.tensor_parallel_ranks={size} does not divide the {ranks} ranks of the pool; choose a divisor")
         return Mesh.grouped(ranks, size)
 
-    def _arrange(self, model: ResponseModel, config: TrainingConfig) -> DeviceMesh:
+    def _arrange(self, model: ResponseModel, config: TrainingConfig, sharding: Sharding | None) -> DeviceMesh:
+        # Its own way of dividing layers decides who holds what; another order of shards would not bring them nearer to a rollout's.
         ranks = dist.get_world_size()
         data = self.mesh(config, ranks).parts
         check_divisible(model, ranks // data)

@@ -2,7 +2,7 @@
 
 import resource
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from engine.algorithms.aggregation import Denominators, aggregate
 from engine.algorithms.kl import kl
@@ -24,6 +24,12 @@ from engine.control.mesh import Mesh
 from engine.control.worker_group import Outlet
 from engine.export import save_checkpoint
 from engine.metrics import Mean, Statistics, Sum
+from engine.reshard.build import best_sharding
+from engine.reshard.checkpoint import checkpoint_of
+from engine.reshard.held import boxes_of, held_slices
+from engine.reshard.layout import Layout, Sharding
+from engine.reshard.rollout_layout import joint_layout
+from engine.reshard.synchronise import Synchroniser, gathered
 from engine.rollout.backend import Response, RolloutBackend
 from engine.rollout.plan import SamplePlan
 from engine.rollout.registry import BACKENDS
@@ -50,15 +56,31 @@ class HybridActor(TrainedWorker):
     prefix = "policy"
 
     def __init__(self, max_context_tokens: int, **arguments: Any) -> None:
+        self._max_context_tokens = max_context_tokens
         super().__init__(**arguments)
-        self._tokenizer = AutoTokenizer.from_pretrained(self.model_directory)
-        self._rollout_class = BACKENDS.get(self.config.rollout.backend)
-        self._rollout: RolloutBackend = self._rollout_class(
-            self.model_directory, self.config.rollout, self.dtype, self.device, max_context_tokens, self._tokenizer
-        )
+        self._synchroniser = self._plan_synchronisations()
         self._phase = Phase.STALE
         self._weight_version = 0
         self._finished: Outlet | None = None
+
+    def sharding(self) -> Sharding | None:
+        """The rollout engine is made first, and asked what it needs: shards that lie inside of it need not travel."""
+        self._tokenizer = AutoTokenizer.from_pretrained(self.model_directory)
+        self._rollout_class = BACKENDS.get(self.config.rollout.backend)
+        self._rollout: RolloutBackend = self._rollout_class(
+            self.model_directory, self.config.rollout, self.dtype, self.device, self._max_context_tokens, self._tokenizer
+        )
+        model = AutoConfig.from_pretrained(self.model_directory)
+        self._checkpoint = checkpoint_of(model, self.dtype)
+        wanted = self._rollout.wants(self._checkpoint.tensors)
+        self._needs = joint_layout(self._checkpoint.tensors, gathered(wanted), model.model_type)
+        shards = self.config.training.shard_ranks or self.ranks
+        return best_sharding(self._checkpoint, self._needs, self.ranks, shards, self.config.rollout.tensor_parallel_ranks)
+
+    def _plan_synchronisations(self) -> Synchroniser:
+        held = gathered(boxes_of(held_slices(self.training.parameters(), self._checkpoint)))
+        training = Layout(self._checkpoint.tensors, held)
+        return Synchroniser(training, self._needs, int(self.config.rollout.bucket_megabytes * 10**6), self.rank, self.device)
 
     def meshes(self) -> Mapping[str, Mesh]:
         """`train` and `rollout`, as the two backends divide their data."""
@@ -89,7 +111,7 @@ class HybridActor(TrainedWorker):
         prompt (position in the prompt set), sample (its number), response_tokens, finished, weight_version; the object response (text).
         Raises `RuntimeError` when the rollout engine does not hold the trainer's weights.
         """
-        if self._phase is not Phase.READY:
+        if self._phase is not Phase.READY or self._rollout.weight_version != self._weight_version:
             raise RuntimeError(f"generate was called before synchronise: {self._phase.value}")
         requests, places = plan.requests(self.prompt_sets[plan.prompt_set], self._tokenizer), plan.places()
         # Of ranks that share an engine one speaks.
@@ -112,7 +134,7 @@ class HybridActor(TrainedWorker):
             "sample": torch.tensor([number for _, number in places], dtype=torch.int64),
             "response_tokens": torch.tensor([len(response.tokens) for response in responses], dtype=torch.int64),
             "finished": torch.tensor([response.finished for response in responses], dtype=torch.bool),
-            "weight_version": torch.full((len(responses),), self._weight_version, dtype=torch.int64),
+            "weight_version": torch.full((len(responses),), self._rollout.weight_version, dtype=torch.int64),
         }
         return Batch({**tensors, **columns}, {"response": [texts[row] for row in range(len(requests))]}, {"prompt_set": plan.prompt_set})
 
@@ -179,29 +201,17 @@ class HybridActor(TrainedWorker):
 
     @register(ALL)
     def synchronise(self) -> dict[str, float]:
-        """Gives the rollout engine the trainer's weights, cast before they go over the wire, and counts up the weight version.
+        """Gives the rollout engine the trainer's weights: each rank receives what it needs and does not hold, in the rollout's type.
 
-        Returns seconds, the bytes that this rank received, the version, and the largest memory of this process so far (on a GPU, of its device).
+        Returns the ledger, the version, and the largest memory of this process so far (on a GPU, of its device). Raises `ProofError` where the
+        engine does not have the trainer's weights; it generates nothing then.
         """
-        started = time.perf_counter()
         self._phase = Phase.STALE
-        received = 0
-
-        def counted() -> Iterator[tuple[str, torch.Tensor]]:
-            nonlocal received
-            for name, tensor in self.training.full_weights(self.dtype):
-                received += tensor.numel() * tensor.element_size() * (self.ranks - 1) // self.ranks
-                yield name, tensor
-
-        self._rollout.load_weights(counted())
         self._weight_version += 1
+        shards = held_slices(self.training.parameters(), self._checkpoint)
+        ledger = self._synchroniser.run(shards, self._rollout, self._weight_version)
         self._phase = Phase.READY
-        return {
-            "seconds": time.perf_counter() - started,
-            "bytes_received": float(received),
-            "version": float(self._weight_version),
-            "peak_gigabytes": self._peak_gigabytes(),
-        }
+        return ledger.metrics() | {"version": float(self._weight_version), "peak_gigabytes": self._peak_gigabytes()}
 
     @register(ALL)
     def export(self, directory: Path) -> None:

@@ -15,6 +15,7 @@ from engine.control.dispatch import ALL, DATA_PARALLEL, register
 from engine.control.mesh import Mesh
 from engine.metrics import Maximum, Statistics, Sum
 from engine.prompts import Prompt
+from engine.reshard.layout import Sharding
 from engine.rollout.plan import PromptSet
 from engine.training.backend import Head, TrainingBackend
 from engine.training.micro_batches import micro_batches
@@ -122,7 +123,11 @@ class TrainedWorker(Worker):
     def __init__(self, config: EngineConfig, model_directory: Path, device: str, dtype: str, rank: int, ranks: int, head: Head = "policy") -> None:
         super().__init__(config, model_directory, device, dtype, rank, ranks)
         self._backend_class = BACKENDS.get(config.training.backend)
-        self.training: TrainingBackend = self._backend_class(model_directory, head, config.training, self.dtype, self.device)
+        self.training: TrainingBackend = self._backend_class(model_directory, head, config.training, self.dtype, self.device, self.sharding())
+
+    def sharding(self) -> Sharding | None:
+        """Called before the model is there: how its shards should lie; None leaves that to the backend."""
+        return None
 
     def meshes(self) -> Mapping[str, Mesh]:
         """`train`, as the training backend divides its data."""

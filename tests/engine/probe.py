@@ -100,7 +100,7 @@ def reset_the_prefix_cache_again(actor: Any) -> None:
 
 
 def _parameters(actor: Any) -> list[tuple[str, torch.nn.Parameter]]:
-    return list(actor.training._parameters().items())
+    return list(actor.training.parameters().items())
 
 
 def _local(parameter: Any) -> torch.Tensor:

@@ -104,7 +104,7 @@ def step(backend: TrainingBackend, config: TrainingConfig, head: str, rows: Batc
 
 
 def gradients(backend: Any) -> dict[str, torch.Tensor]:
-    return {name: whole(parameter.grad).clone() for name, parameter in backend._parameters().items()}
+    return {name: whole(parameter.grad).clone() for name, parameter in backend.parameters().items()}
 
 
 def weights(backend: TrainingBackend, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:

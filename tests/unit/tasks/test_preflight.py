@@ -215,8 +215,8 @@ OWN = {
             def annotate(self, rollout): ...
         class Backend:
             def mesh(self): ...
-            stream = load_weights = load = reset_optimizer = score = values = optimizer_step = mesh
-            full_weights = adapter_weights = without_adapter = state = load_state = mesh
+            stream = wants = receive = load = reset_optimizer = score = values = optimizer_step = mesh
+            full_weights = parameters = adapter_weights = without_adapter = state = load_state = mesh
         def function(*arguments): ...
     """,
     "my_broken": "1 / 0",

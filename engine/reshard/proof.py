@@ -1,0 +1,176 @@
+"""What shows, after every synchronisation, that the rollout computes with the trainer's weights.
+
+Both sides take a checksum of every slice: the trainer of its shards, cast as they travel, apart from the buffers that carried them; the rollout
+of the place from which it computes. Checksums go from the ranks that hold a slice to those that needed it, and the first tensor that differs is
+named. What a kernel packs into a form of its own is looked at through the kernel itself (`packed_differs`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from engine.reshard.held import Slices, taken
+from engine.reshard.layout import Tensor
+from engine.reshard.ledger import Stopwatch
+from engine.reshard.plan import Piece, Plan
+
+WORDS = 1 << 16
+"""Words of 8 bytes that are weighted apart; longer data is a polynomial in sums of so many."""
+MODULUS = 1 << 64
+PROBE_COLUMNS = 4
+"""Columns of a packed matrix that are compared exactly in each synchronisation."""
+ROUNDING = 64.0
+"""Of the type's own error, relative to the largest output, that a packed matrix may be off: sums are formed in another order."""
+
+_weights: dict[torch.device, torch.Tensor] = {}
+
+
+class ProofError(RuntimeError):
+    """The rollout does not compute with the trainer's weights."""
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """64 bits, of the elements in row-major order, wherever they lie: sum of word i times an odd random number w_i, modulo 2^64.
+
+    A change of any one word always shows, of several with probability 1 - 2^-63 or better for what is not made to deceive (multilinear hashing,
+    Carter & Wegman 1979, section 3).
+    """
+    flat = tensor.detach().contiguous().flatten().view(torch.uint8)
+    whole = flat.numel() // 8 * 8
+    words, weights = flat[:whole].view(torch.int64), _random_weights(tensor.device)
+    if whole < flat.numel():
+        rest = torch.zeros(8, dtype=torch.uint8, device=tensor.device)
+        rest[: flat.numel() - whole] = flat[whole:]
+        words = torch.cat([words, rest.view(torch.int64)])
+    rows = words.numel() // WORDS
+    sums = [*_weighted(words[: rows * WORDS].view(rows, WORDS), weights), *_weighted(words[rows * WORDS :].unsqueeze(0), weights)]
+    total = flat.numel()
+    for value in sums:
+        total = (total * 0x9E3779B97F4A7C15 + value) % MODULUS
+    return total - MODULUS if total >= MODULUS // 2 else total  # as an int64 holds it
+
+
+def _weighted(rows: torch.Tensor, weights: torch.Tensor) -> list[int]:
+    weights = weights[: rows.shape[1]]
+    # Overflow is meant. CUDA has no integer matrix product.
+    products = torch.mv(rows, weights) if rows.device.type == "cpu" else torch.stack([(row * weights).sum() for row in rows] or [rows.sum()])
+    return [int(value) for value in products.tolist()]
+
+
+def _random_weights(device: torch.device) -> torch.Tensor:
+    if device not in _weights:
+        drawn = torch.randint(-(1 << 62), 1 << 62, (WORDS,), dtype=torch.int64, generator=torch.Generator().manual_seed(0))
+        _weights[device] = (2 * drawn + 1).to(device)
+    return _weights[device]
+
+
+def packed_differs(apply: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor, number: int) -> str | None:
+    """How what a kernel computes differs from `weight` [out, in], of which it may hold a packed copy of its own; None where it does not.
+
+    One input of ones and minus ones is compared within rounding; inputs with a single 1, which leave a column as it is, exactly. `number` chooses
+    the columns, others each time.
+    """
+    columns = (torch.arange(PROBE_COLUMNS) * (weight.shape[1] // PROBE_COLUMNS + 1) + 31 * number) % weight.shape[1]
+    signs = torch.randint(0, 2, (weight.shape[1],), generator=torch.Generator().manual_seed(number)) * 2 - 1
+    inputs = torch.zeros(PROBE_COLUMNS + 1, weight.shape[1], dtype=weight.dtype, device=weight.device)
+    inputs[0] = signs.to(inputs)
+    inputs[torch.arange(PROBE_COLUMNS) + 1, columns] = 1
+    found = apply(inputs)[:, : weight.shape[0]]
+    if not torch.equal(found[1:], weight[:, columns.to(weight.device)].T):
+        return "a column of it has other values"
+    expected = (weight @ inputs[0]).double()
+    off = (found[0].double() - expected).abs().max()
+    return f"its product is off by {float(off):.3g}" if not off <= ROUNDING * torch.finfo(weight.dtype).eps * expected.abs().max() else None
+
+
+@dataclass
+class Proof:
+    """Checksums of one process, for one synchronisation."""
+
+    process: int
+    tensors: Mapping[str, Tensor]
+    plan: Plan
+    kept: Sequence[Piece]
+    device: torch.device
+    group: dist.ProcessGroup | None
+    version: int
+    found: dict[Piece, set[int]] = field(default_factory=dict)
+    """Of what landed: more than one value where a slice landed in several places that differ."""
+    bytes: int = 0
+    """That this process received of it."""
+    watch: Stopwatch = field(default_factory=Stopwatch)
+    _packed: str = ""
+
+    def landed(self, piece: Piece, tensor: torch.Tensor) -> None:
+        """A slice where the rollout computes with it, or where it is packed from."""
+        with self.watch:
+            dtype = getattr(torch, self.tensors[piece.tensor].dtype)
+            self.found.setdefault(piece, set()).add(checksum(tensor.to(dtype)))
+
+    def packed(self, parameter: str, apply: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor) -> None:
+        """A kernel that was given `weight` [out, in]."""
+        with self.watch:
+            if not self._packed and (differs := packed_differs(apply, weight, self.version)):
+                self._packed = f"its rollout engine computes with another {parameter} than it loaded ({differs}); the kernel was not packed again"
+
+    def check(self, shards: Slices, found: int | None) -> None:
+        """Compares with the shards of all processes, and the version that this process's rollout engine has, if there is one. A collective.
+
+        Every process raises where one of them has something to say: `ProofError`, naming the process and its first tensor that is wrong.
+        """
+        with self.watch:
+            own: dict[Piece, int] = {}
+
+            def held(piece: Piece) -> int:
+                if piece not in own:  # It may go to several.
+                    dtype = getattr(torch, self.tensors[piece.tensor].dtype)
+                    own[piece] = checksum(taken(shards[piece.tensor], piece.box).to(dtype))
+                return own[piece]
+
+            outgoing: dict[int, list[int]] = {}
+            incoming: dict[int, list[Piece]] = {}
+            for message in (message for messages in self.plan.rounds for message in messages):
+                if message.source == self.process:
+                    outgoing.setdefault(message.destination, []).extend(held(piece) for piece in message.pieces)
+                elif message.destination == self.process:
+                    incoming.setdefault(message.source, []).extend(message.pieces)
+            expected = {piece: held(piece) for piece in self.kept} | self._exchanged(outgoing, incoming)
+            order = {name: number for number, name in enumerate(self.tensors)}
+            wrong = [piece for piece, value in expected.items() if self.found.get(piece) != {value}]
+            self._agree(self._complaint(sorted(wrong, key=lambda piece: (order[piece.tensor], piece.box))) or self._packed, found)
+
+    def _exchanged(self, outgoing: Mapping[int, Sequence[int]], incoming: Mapping[int, Sequence[Piece]]) -> dict[Piece, int]:
+        sends = {to: torch.tensor(values, dtype=torch.int64, device=self.device) for to, values in outgoing.items()}
+        receives = {source: torch.empty(len(pieces), dtype=torch.int64, device=self.device) for source, pieces in incoming.items()}
+        operations = [dist.P2POp(dist.isend, tensor, group=self.group, group_peer=to) for to, tensor in sends.items()]
+        operations += [dist.P2POp(dist.irecv, tensor, group=self.group, group_peer=source) for source, tensor in receives.items()]
+        for request in dist.batch_isend_irecv(operations) if operations else []:
+            request.wait()
+        self.bytes = sum(tensor.nbytes for tensor in receives.values())
+        return {piece: value for source, pieces in incoming.items() for piece, value in zip(pieces, receives[source].tolist(), strict=True)}
+
+    def _complaint(self, wrong: Sequence[Piece]) -> str:
+        if not wrong:
+            return ""
+        piece, others = wrong[0], len({other.tensor for other in wrong}) - 1
+        ranges = ", ".join(f"{start}:{stop}" for start, stop in piece.box)
+        if piece not in self.found:
+            return f"{piece.tensor}[{ranges}] never arrived in its rollout engine"
+        more = f", and {others} more tensors" if others else ""
+        return f"its rollout engine computes with other values of {piece.tensor}[{ranges}] than the trainer{more}"
+
+    def _agree(self, complaint: str, found: int | None) -> None:
+        """One error on all ranks, so that none waits for one that gave up."""
+        if not complaint and found not in (None, self.version):
+            complaint = f"its rollout engine has weight version {found}, the trainer {self.version}"
+        wrong = torch.tensor(int(bool(complaint)), device=self.device)
+        dist.all_reduce(wrong, op=dist.ReduceOp.MAX, group=self.group)
+        if not wrong:
+            return
+        said: list[str | None] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(said, complaint, group=self.group)
+        for process, text in enumerate(said):
+            if text:
+                raise ProofError(f"rank {process}: {text}")
