@@ -37,7 +37,10 @@ def checksum(tensor: torch.Tensor) -> int:
     A change of any one word always shows, of several with probability 1 - 2^-63 or better for what is not made to deceive (multilinear hashing,
     Carter & Wegman 1979, section 3).
     """
-    flat = tensor.detach().contiguous().flatten().view(torch.uint8)
+    flat = tensor.detach().contiguous().flatten()
+    if flat.storage_offset() * flat.element_size() % 8:  # words are read where they are aligned
+        flat = flat.clone()
+    flat = flat.view(torch.uint8)
     whole = flat.numel() // 8 * 8
     words, weights = flat[:whole].view(torch.int64), _random_weights(tensor.device)
     if whole < flat.numel():

@@ -64,6 +64,8 @@ class TransformersBackend:
             if name not in tensors or tensors[name].shape != tensor.shape:
                 given = f"the trainer's shape is {tensors[name].shape}" if name in tensors else "the trainer has none"
                 raise ValueError(f"{name}: the rollout's {self._model.config.model_type} has it with shape {tensor.shape}; {given}")
+        if excess := [name for name in tensors if name not in own.tensors]:
+            raise ValueError(f"{excess[0]}: the rollout's {self._model.config.model_type} has no place for it")
         copies = [Copy(name, tensor.whole, own.parts[name].parameter, own.parts[name].box) for name, tensor in own.tensors.items()]
         wanted = Wanted(copies, {name: tensor.dtype for name, tensor in own.tensors.items()})
         self._landings = Landings(wanted)

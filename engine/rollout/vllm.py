@@ -86,7 +86,9 @@ class VLLMBackend:
                 name = next(self._names)
                 stop = request.sampling.stop if request.sampling else []
                 unfinished[name] = position, StopTexts(self._tokenizer, stop) if stop else None
-                engine.add_request(name, {"prompt_token_ids": list(request.prompt_tokens)}, self._parameters(request))
+                # Blocks of the prefix cache are found by their weight version as well: none of old weights is used, whatever lies there.
+                prompt = {"prompt_token_ids": list(request.prompt_tokens), "cache_salt": f"weights {self.weight_version}"}
+                engine.add_request(name, prompt, self._parameters(request))
             while unfinished:
                 for output in engine.step():
                     position, texts = unfinished[output.request_id]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,17 @@ from engine.control.future import BatchFuture, Joined, join
 from engine.events import Emit, SamplesGenerated, StageFinished, StageStarted, StepFinished, StepTraced, WeightsSynchronised
 from engine.metrics import Statistics
 from engine.prompts import Prompt, PromptSampler
+from engine.reshard.ledger import Ledger
 from engine.rollout.plan import SamplePlan
 from engine.trainer.replay import STATE, step_directory
 from engine.trainer.samples import sample_rows
 from engine.trainer.session import Session
 from engine.trainer.timing import PhaseTimer
 from engine.training.balance import balanced_order
+
+
+SYNC_METRICS = [field.name for field in fields(Ledger)]
+"""Largest over the ranks, of each synchronisation."""
 
 
 class DisagreementError(RuntimeError):
@@ -84,7 +89,7 @@ class SyncTrainer:
             **measures,
             **agreed,
             **{name: value for metrics in updated for name, value in metrics.items()},
-            "sync/bytes_received": max(rank["bytes_received"] for rank in synchronised),
+            **{f"sync/{name}": max(rank[name] for rank in synchronised) for name in SYNC_METRICS},
             "memory/peak_gb": max(rank["peak_gigabytes"] for rank in synchronised),
             "throughput/tokens_per_second": tokens / timer.elapsed(),
             **timer.metrics(),

@@ -122,10 +122,41 @@ def draw(backend: Any, requests: Sequence[Any], responses: int | None = None) ->
     return drawn
 
 
-def load(backend: Any, model_directory: Path) -> None:
+class Witness:
+    """What a backend shows of its weights, compared at once."""
+
+    def __init__(self, tensors: dict[str, Any], version: int) -> None:
+        self.version, self.tensors, self.wrong, self.seen = version, tensors, list[str](), set[Any]()
+
+    def landed(self, piece: Any, tensor: Any) -> None:
+        self.seen.add(piece)
+        if not tensor.equal(_box(self.tensors[piece.tensor], piece.box)):
+            self.wrong.append(piece.tensor)
+
+    def packed(self, parameter: str, apply: Callable[..., Any], weight: Any) -> None:
+        from engine.reshard.proof import packed_differs
+
+        if packed_differs(apply, weight, self.version):
+            self.wrong.append(parameter)
+
+
+def load(backend: Any, model_directory: Path, version: int = 1) -> list[str]:
+    """Gives the backend the weights of a directory, every slice that it wants; names those that it then has otherwise."""
     from safetensors.torch import load_file
 
-    backend.load_weights(iter(load_file(model_directory / "model.safetensors").items()))
+    from engine.reshard.checkpoint import described
+    from engine.reshard.plan import Piece
+
+    tensors = load_file(model_directory / "model.safetensors")
+    wanted = backend.wants({name: described(tensor) for name, tensor in tensors.items()})
+    pieces = [Piece(name, box) for name, boxes in wanted.boxes().items() for box in boxes]
+    witness = Witness(tensors, version)
+    backend.receive(((piece, _box(tensors[piece.tensor], piece.box)) for piece in pieces), witness)
+    return witness.wrong + [piece.tensor for piece in pieces if piece not in witness.seen]
+
+
+def _box(tensor: Any, box: Any) -> Any:
+    return tensor[tuple(slice(*bounds) for bounds in box)]
 
 
 def refusal(backend: Any, requests: Sequence[Any]) -> str:
@@ -150,6 +181,13 @@ def second_stream(backend: Any, requests: Sequence[Any]) -> str:
     finally:
         first.close()
     return "nothing was refused"
+
+
+def has_shared_memory(backend: Any) -> bool:
+    """Whether vLLM's extension was built for it: for AVX-512, and for ARM. Elsewhere ranks reduce over gloo."""
+    import torch
+
+    return hasattr(torch.ops._C, "init_shm_manager")
 
 
 def shared_memory(backend: Any) -> list[str]:
