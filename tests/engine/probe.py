@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -59,20 +60,137 @@ def die_at_the_next_update(actor: Any, rank: int) -> None:
         actor.training.optimizer_step = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 
-def forget_to_pack_the_head(actor: Any) -> None:
-    """The synchronisation without its last line: what vLLM's own reload does."""
-    from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload
-
-    from engine.rollout.weight_transfer import InProcessTransfer
-
-    actor.original_finish = InProcessTransfer.finish_weight_update
-    InProcessTransfer.finish_weight_update = lambda transfer: finalize_layerwise_reload(transfer.model, transfer.model_config)
+def break_synchronisation(actor: Any, rank: int, fault: Callable[[Any], Callable[[], None]]) -> None:
+    """Puts a fault into one rank's next synchronisations; `fault(actor)` gives back what mends it."""
+    if actor.rank == rank:
+        actor.mend = fault(actor)
 
 
-def pack_the_head_again(actor: Any) -> None:
-    from engine.rollout.weight_transfer import InProcessTransfer
+def mend_synchronisation(actor: Any) -> None:
+    actor.__dict__.pop("mend", lambda: None)()
 
-    InProcessTransfer.finish_weight_update = actor.original_finish
+
+def _replaced(owner: Any, name: str, value: Any) -> Callable[[], None]:
+    replacing = patch.object(owner, name, value)
+    replacing.start()
+    return replacing.stop
+
+
+def head_not_packed(actor: Any) -> Callable[[], None]:
+    """What vLLM's own reload does."""
+    transfer = actor._rollout._transfer
+
+    def finish(proof: Any) -> None:
+        head = transfer.model.lm_head
+        with patch.object(head.quant_method, "process_weights_after_loading", lambda module: None):
+            type(transfer)._finish(transfer, proof)
+
+    return _replaced(transfer, "_finish", finish)
+
+
+def head_not_packed_nor_proved(actor: Any) -> Callable[[], None]:
+    return _replaced(actor._rollout._transfer, "_finish", lambda proof: None)
+
+
+def layer_not_packed(actor: Any) -> Callable[[], None]:
+    """One layer goes on with the matrix that it was packed with before."""
+    from engine.rollout.weight_transfer import layerwise
+
+    process, down = layerwise._layerwise_process, actor._rollout._transfer.model.model.layers[1].mlp.down_proj
+
+    def skip(layer: Any, info: Any) -> None:
+        old = getattr(layer, "cpu_linear", None)
+        process(layer, info)
+        if layer is down:
+            layer.cpu_linear = old
+
+    return _replaced(layerwise, "_layerwise_process", skip)
+
+
+SWAPPED = {f"model.layers.{one}.mlp.up_proj.weight": f"model.layers.{1 - one}.mlp.up_proj.weight" for one in range(2)}
+"""Two tensors of one shape."""
+
+
+def tensors_swapped(actor: Any) -> Callable[[], None]:
+    """They come under each other's name."""
+    rollout = actor._rollout
+    receive = rollout.receive
+
+    def swapped(arrivals: Any, proof: Any) -> Any:
+        return receive(((replace(piece, tensor=SWAPPED.get(piece.tensor, piece.tensor)), values) for piece, values in arrivals), proof)
+
+    return _replaced(rollout, "receive", swapped)
+
+
+def places_swapped(actor: Any) -> Callable[[], None]:
+    """They land in each other's place, and are looked for there."""
+    landings = actor._rollout._transfer._landings
+    places = landings.places
+    return _replaced(landings, "places", lambda piece: places(replace(piece, tensor=SWAPPED.get(piece.tensor, piece.tensor))))
+
+
+def row_stale(actor: Any) -> Callable[[], None]:
+    from engine.reshard.landing import Place
+
+    put = Place.put
+
+    def all_but_a_row(place: Any, parameter: torch.Tensor, values: torch.Tensor) -> None:
+        row = parameter[3].clone()
+        put(place, parameter, values)
+        if place.parameter == "model.embed_tokens.weight":
+            parameter[3] = row
+
+    return _replaced(Place, "put", all_but_a_row)
+
+
+def weights_stale(actor: Any) -> Callable[[], None]:
+    from engine.reshard.landing import Place
+
+    return _replaced(Place, "put", lambda place, parameter, values: None)
+
+
+def version_behind(actor: Any) -> Callable[[], None]:
+    rollout = actor._rollout
+    receive = rollout.receive
+
+    def late(arrivals: Any, proof: Any) -> Any:
+        loaded = receive(arrivals, proof)
+        rollout.weight_version -= 1
+        return loaded
+
+    return _replaced(rollout, "receive", late)
+
+
+def slices_lost(actor: Any) -> Callable[[], None]:
+    rollout = actor._rollout
+    receive = rollout.receive
+    return _replaced(rollout, "receive", lambda arrivals, proof: receive((one for one in arrivals if one[0].tensor != "model.norm.weight"), proof))
+
+
+def rank_dies(actor: Any) -> Callable[[], None]:
+    rollout = actor._rollout
+
+    def die(arrivals: Any, proof: Any) -> None:
+        next(arrivals)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return _replaced(rollout, "receive", die)
+
+
+def cache_without_versions(actor: Any) -> Callable[[], None]:
+    """Blocks of the prefix cache are kept, and found whatever weights they were made with."""
+    rollout = actor._rollout
+    engine = rollout._llm.llm_engine
+    add = engine.add_request
+    stops = [
+        _replaced(rollout._llm, "reset_prefix_cache", lambda: True),
+        _replaced(engine, "add_request", lambda name, prompt, parameters: add(name, prompt | {"cache_salt": "all"}, parameters)),
+    ]
+    return lambda: [stop() for stop in stops] and None
+
+
+def cache_kept(actor: Any) -> Callable[[], None]:
+    return _replaced(actor._rollout._llm, "reset_prefix_cache", lambda: True)
 
 
 def forget_the_temperature(actor: Any) -> None:
@@ -89,14 +207,6 @@ def tell_at_once(actor: Any) -> None:
     import engine.workers.actor
 
     engine.workers.actor.SECONDS_BETWEEN_TELLINGS = 0.0
-
-
-def keep_the_prefix_cache(actor: Any) -> None:
-    actor._rollout._llm.reset_prefix_cache = lambda: True
-
-
-def reset_the_prefix_cache_again(actor: Any) -> None:
-    del actor._rollout._llm.reset_prefix_cache
 
 
 def _parameters(actor: Any) -> list[tuple[str, torch.nn.Parameter]]:

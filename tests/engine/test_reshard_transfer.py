@@ -10,6 +10,7 @@ import ranks
 import torch
 import torch.distributed as dist
 from test_reshard_layout import config_of, elsewhere  # noqa: F401  a fixture
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 from transformers import AutoModelForCausalLM, PreTrainedConfig
@@ -18,7 +19,7 @@ from engine.reshard.build import best_sharding
 from engine.reshard.checkpoint import checkpoint_of
 from engine.reshard.held import boxes_of, held_slices
 from engine.reshard.landing import Landings
-from engine.reshard.layout import Layout, Sharding, plain_mesh
+from engine.reshard.layout import Layout, Sharding
 from engine.reshard.ledger import Ledger
 from engine.reshard.proof import Proof
 from engine.reshard.recording import Wanted
@@ -84,13 +85,16 @@ def asked(family: str, tied: bool, parts: int, dtype: str) -> list[Asked]:
     return list(zip(wanted, loaded, strict=True))
 
 
-def sharded(config: PreTrainedConfig, version: int, sharding: Sharding) -> dict[str, torch.Tensor]:
-    """The model's parameters, sharded by FSDP2 over the ranks of the mesh."""
+def mesh_of(sharding: Sharding) -> DeviceMesh:
     order = torch.tensor(sharding.mesh).squeeze(-1)
-    mesh = device_mesh(order, "cpu", ("replicate", "shard")) if len(order) > 1 else device_mesh(order[0], "cpu", ("shard",))
+    return device_mesh(order, "cpu", ("replicate", "shard")) if len(order) > 1 else device_mesh(order[0], "cpu", ("shard",))
+
+
+def sharded(config: PreTrainedConfig, version: int, mesh: DeviceMesh, dimensions: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """The model's parameters, sharded by FSDP2 over the ranks of the mesh."""
     model = numbered(config, version)
     names = {parameter: name for name, parameter in model.named_parameters()}
-    fully_shard(model, mesh=mesh, shard_placement_fn=lambda parameter: Shard(sharding.shard_dimension.get(names[parameter], 0)))
+    fully_shard(model, mesh=mesh, shard_placement_fn=lambda parameter: Shard(dimensions.get(names[parameter], 0)))
     return dict(model.named_parameters())
 
 
@@ -101,7 +105,7 @@ def synchronised(family: str, tied: bool, dtype: str, parts: int, shards: int, e
     wanted, loaded = engines[rank % parts]
     needs = joint_layout(checkpoint.tensors, gathered(wanted), config.model_type)
     sharding = best_sharding(checkpoint, needs, count, shards, parts)
-    slices = held_slices(sharded(config, 1, sharding), checkpoint)
+    slices = held_slices(sharded(config, 1, mesh_of(sharding), sharding.shard_dimension), checkpoint)
     training = Layout(checkpoint.tensors, gathered(boxes_of(slices)))
     synchroniser = Synchroniser(training, needs, BUCKET, rank, torch.device("cpu"))
     table = Table(wanted, loaded)
@@ -173,9 +177,8 @@ def between_processes(file: Path) -> tuple[list[str], Ledger]:
     wanted, loaded = engines[rank % 2] if rank >= 2 else (None, {})
     needs = joint_layout(checkpoint.tensors, gathered(wanted), config.model_type)
     trainers = dist.new_group([0, 1])  # a collective of all
-    slices = held_slices(sharded(config, 1, Sharding(plain_mesh(2, 2), {}, {})), checkpoint) if rank < 2 else {}
+    slices = held_slices(sharded(config, 1, DeviceMesh.from_group(trainers, "cpu"), {}), checkpoint) if rank < 2 else {}
     training = Layout(checkpoint.tensors, gathered(boxes_of(slices) if rank < 2 else None))
-    assert dist.get_world_size(trainers) == 2
     table = Table(wanted, loaded) if wanted else None
     ledger = Synchroniser(training, needs, BUCKET, rank, torch.device("cpu")).run(slices, table, 3)
     if table is None:
