@@ -85,7 +85,7 @@ def packed_differs(apply: Callable[[torch.Tensor], torch.Tensor], weight: torch.
     found = apply(inputs)[:, : weight.shape[0]]
     if not torch.equal(found[1:], weight[:, columns.to(weight.device)].T):
         return "a column of it has other values"
-    expected = torch.cat([rows.float() @ inputs[0].float() for rows in weight.split(ROWS)])
+    expected = torch.cat([rows.float() @ inputs[0].float() for rows in torch.split(weight, ROWS)])
     off = (found[0].float() - expected).abs()
     # Its own type rounds the result; before that, sums of float32 are formed in another order.
     bound = 4 * torch.finfo(weight.dtype).eps * expected.abs() + ROUNDING * torch.finfo(torch.float32).eps * expected.abs().max()

@@ -1,5 +1,6 @@
 """Where a role sits changes nothing that it computes: the same run, to the last bit, colocated, split and mixed; and what overlaps."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from engine.trainer.sync import train_rl
 ROOT = Path(__file__).parents[2]
 PLACEMENTS = ("colocated", "split", "mixed")
 PROMPTS = [prompt(f"{a}+{b}", index=4 * a + b, answer=str(1 + (a + b) % 3)) for a in range(4) for b in range(4)]
-SECONDS = ("timing/", "throughput/", "memory/")
+SECONDS = re.compile(r"(timing|throughput|memory)/|sync/.*seconds")
 
 # Everything that there is: a critic, a reference in the reward, two mini-batches.
 PPO = RLStageConfig(
@@ -72,9 +73,7 @@ class Run:
             self.weights = weights(session)
         self.samples = [row for event in events if isinstance(event, SamplesGenerated) for row in event.rows]
         self.metrics = [
-            {name: value for name, value in event.metrics.items() if not name.startswith(SECONDS)}
-            for event in events
-            if isinstance(event, StepFinished)
+            {name: value for name, value in event.metrics.items() if not SECONDS.match(name)} for event in events if isinstance(event, StepFinished)
         ]
         self.traces: list[Trace] = [event.trace for event in events if isinstance(event, StepTraced)]
 

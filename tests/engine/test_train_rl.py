@@ -1,6 +1,7 @@
 """The RL loop and the evaluation as a whole, on real engines."""
 
 import itertools
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ from engine.trainer.sync import train_rl
 PROMPTS = [prompt(f"{a}+{b}", index=3 * a + b, answer=str(1 + (a + b) % 3)) for a, b in itertools.product(range(3), range(3))]
 REWARD = RewardConfig(default="exact_match")
 ROW = {"sample_id", "difficulty", "prompt", "response", "ground_truth", "reward", "response_tokens", "finished"}
-SECONDS = ("timing/", "throughput/", "memory/")
+SECONDS = re.compile(r"(timing|throughput|memory)/|sync/.*seconds")
 
 
 def config(learning_rate: float = 1e-3, **changes: Any) -> RLStageConfig:
@@ -77,7 +78,7 @@ def samples(events: Sequence[Any]) -> list[dict[str, Any]]:
 
 def reproducible(events: Sequence[Any]) -> list[dict[str, float]]:
     """Metrics by step, without those that a clock or the operating system makes."""
-    return [{name: value for name, value in event.metrics.items() if not name.startswith(SECONDS)} for event in of(StepFinished, events)]
+    return [{name: value for name, value in event.metrics.items() if not SECONDS.match(name)} for event in of(StepFinished, events)]
 
 
 @pytest.fixture(scope="module")
