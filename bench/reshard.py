@@ -208,7 +208,7 @@ class Rank:
         self.dtype = getattr(torch, case.dtype)
         tokenizer = AutoTokenizer.from_pretrained(model)
         self.trainer = FSDPBackend(model, "policy", TrainingConfig(), torch.float32, torch.device("cpu"))
-        config = RolloutConfig(tensor_parallel_ranks=case.parts, max_concurrent_samples=4, kv_cache_gigabytes=0.05)
+        config = RolloutConfig(tensor_parallel_ranks=case.parts, max_concurrent_samples=4, kv_cache_gigabytes=0.2)
         self.rollout = VLLMBackend(model, config, self.dtype, torch.device("cpu"), CONTEXT, tokenizer)
         parameters = self.trainer._parameters().values()
         self.model_bytes = self.dtype.itemsize * sum(parameter.numel() for parameter in parameters)
