@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(DEVICE)
 RECIPE ?= polaris_tiny
 
-.PHONY: help setup run test test-unit test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-memory bench-packing lock clean
+.PHONY: help setup run test test-unit test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-memory bench-packing bench-reshard lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -63,6 +63,9 @@ bench-memory: $(READY)  ## memory of log-probs, all logits at once beside in par
 
 bench-packing: $(READY)  ## training without padding beside padded, and the balance of ranks, some minutes
 	$(BIN)/python bench/packing.py
+
+bench-reshard: $(READY)  ## ways to synchronise weights beside each other, bytes and seconds, an hour
+	$(BIN)/python bench/reshard.py
 
 lock:  ## resolve the dependencies anew
 	bash requirements/lock.sh
