@@ -5,9 +5,14 @@ from typing import Any
 
 from report import table
 
-NAMES = {"gather_float32": "gather in float32, then cast", "gather_cast": "cast, then gather", "checkpoint": "checkpoint, cast before"}
+NAMES = {
+    "gather_float32": "gather in float32, then cast",
+    "gather_cast": "cast, then gather",
+    "checkpoint": "checkpoint, cast before",
+    "resharded": "resharded",
+}
 MODELS = {"smollm2": "SmolLM2-135M", "qwen3": "Qwen3, 0.5 B"}
-PHASES = ("transfer", "loading", "packing")
+PHASES = ("transfer", "loading", "packing", "proof")
 PAGE = """# What a synchronisation costs
 
 `python bench/reshard.py`, commit {commit}, PyTorch {torch}.

@@ -61,7 +61,7 @@ class Synchroniser:
         self.plan = make_plan(training, rollout, bucket_bytes)
         self._tensors, self._process, self._device, self._group = rollout.tensors, process, device, group
         self._kept = kept_pieces(training, rollout, process, bucket_bytes)
-        self._transfer = Transfer(self.plan, self._kept, rollout.tensors, process, device, group)
+        self.transfer = Transfer(self.plan, self._kept, rollout.tensors, process, device, group)
 
     def run(self, shards: Slices, rollout: Receiver | None, version: int) -> Ledger:
         """Sends this process's shards, gives its engine what arrives, and proves it. A collective.
@@ -70,7 +70,7 @@ class Synchroniser:
         """
         started, transfer = time.perf_counter(), Stopwatch()
         proof = Proof(self._process, self._tensors, self.plan, self._kept, self._device, self._group, version)
-        arrivals = transfer.waiting(self._transfer.run(shards))
+        arrivals = transfer.waiting(self.transfer.run(shards))
         loaded = rollout.receive(arrivals, proof) if rollout else _nothing(arrivals)
         received = time.perf_counter() - started - proof.watch.seconds
         try:
@@ -85,7 +85,7 @@ class Synchroniser:
             bytes_sent=volumes.sent,
             bytes_minimum=volumes.minimum,
             bytes_proof=proof.bytes,
-            peak_extra_bytes=self._transfer.buffer_bytes + loaded.staged_bytes,
+            peak_extra_bytes=self.transfer.buffer_bytes + loaded.staged_bytes,
             transfer_seconds=transfer.seconds,
             load_seconds=received - transfer.seconds - loaded.pack_seconds,
             pack_seconds=loaded.pack_seconds,
