@@ -30,7 +30,7 @@ from engine.trainer.sync import train_rl
 ROOT = Path(__file__).parents[2]
 PLACEMENTS = ("colocated", "split", "mixed")
 PROMPTS = [prompt(f"{a}+{b}", index=4 * a + b, answer=str(1 + (a + b) % 3)) for a in range(4) for b in range(4)]
-SECONDS = ("timing/", "throughput/", "memory/")
+SECONDS = ("timing/", "throughput/", "memory/", "sync/seconds")
 
 # Everything that there is: a critic, a reference in the reward, two mini-batches.
 PPO = RLStageConfig(
@@ -72,7 +72,7 @@ class Run:
             self.weights = weights(session)
         self.samples = [row for event in events if isinstance(event, SamplesGenerated) for row in event.rows]
         self.metrics = [
-            {name: value for name, value in event.metrics.items() if not name.startswith(SECONDS)}
+            {name: value for name, value in event.metrics.items() if not name.startswith(SECONDS) and not name.endswith("_seconds")}
             for event in events
             if isinstance(event, StepFinished)
         ]

@@ -35,7 +35,7 @@ from engine.trainer.sync import train_rl
 PROMPTS = [prompt(f"{a}+{b}", index=3 * a + b, answer=str(1 + (a + b) % 3)) for a, b in itertools.product(range(3), range(3))]
 REWARD = RewardConfig(default="exact_match")
 ROW = {"sample_id", "difficulty", "prompt", "response", "ground_truth", "reward", "response_tokens", "finished"}
-SECONDS = ("timing/", "throughput/", "memory/")
+SECONDS = ("timing/", "throughput/", "memory/", "sync/seconds")
 
 
 def config(learning_rate: float = 1e-3, **changes: Any) -> RLStageConfig:
@@ -77,7 +77,10 @@ def samples(events: Sequence[Any]) -> list[dict[str, Any]]:
 
 def reproducible(events: Sequence[Any]) -> list[dict[str, float]]:
     """Metrics by step, without those that a clock or the operating system makes."""
-    return [{name: value for name, value in event.metrics.items() if not name.startswith(SECONDS)} for event in of(StepFinished, events)]
+    return [
+        {name: value for name, value in event.metrics.items() if not name.startswith(SECONDS) and not name.endswith("_seconds")}
+        for event in of(StepFinished, events)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +127,10 @@ def test_metrics(events: list[Any]) -> None:
             *(f"timing/{name}_seconds" for name in ("generate", "reward", "log_prob", "update", "synchronise", "step")),
             "data/zero_signal_groups",
             "throughput/tokens_per_second",
-            "sync/bytes_received",
+            *(f"sync/bytes_{name}" for name in ("received", "sent", "minimum", "proof")),
+            *(f"sync/{name}_seconds" for name in ("transfer", "load", "pack", "proof")),
+            "sync/peak_extra_bytes",
+            "sync/seconds",
             "memory/peak_gb",
         } <= set(metrics)
         assert metrics["reward/mean"] == pytest.approx(rewards.mean().item())
