@@ -194,7 +194,7 @@ def measure(case: Case, model: Path, directory: Path) -> dict[str, Any]:
 
 
 TOGETHER: dict[str, Callable[[Iterable[float]], float]] = {
-    **dict.fromkeys(("seconds", "transfer_alone", "transfer", "loading", "packing", "proof", "proof_share"), statistics.fmean),
+    **dict.fromkeys(("seconds", "transfer_alone", "transfer", "loading", "packing", "proof", "waiting", "proof_share"), statistics.fmean),
     **dict.fromkeys(("processor", "transfer_alone_processor"), sum),
     **dict.fromkeys(("received", "minimum", "read", "peak"), max),
 }
@@ -251,12 +251,12 @@ class Rank:
         sharding = best_sharding(self.model_checkpoint, needs, case.ranks, case.ranks, case.parts)
         self.nearest = FSDPBackend(model, "policy", TrainingConfig(), torch.float32, torch.device("cpu"), sharding)
         held = gathered(boxes_of(held_slices(self.nearest.parameters(), self.model_checkpoint)))
-        self.synchroniser = Synchroniser(Layout(needs.tensors, held), needs, BUCKET_BYTES, rank, torch.device("cpu"))
+        self.synchroniser = Synchroniser(Layout(needs.tensors, held), needs, BUCKET_BYTES, RolloutConfig().max_proof_share, rank, torch.device("cpu"))
         self.version = 0
         parameters = self.trainer.parameters().values()
         self.model_bytes = self.dtype.itemsize * sum(parameter.numel() for parameter in parameters)
         self.elements_elsewhere = sum(parameter.numel() - local(parameter).numel() for parameter in parameters)
-        self.seconds = dict.fromkeys(("transfer", "packing", "proof"), 0.0)
+        self.seconds = dict.fromkeys(("transfer", "packing", "proof", "waiting"), 0.0)
         # The one function by which every linear layer, and a tied head, is packed for its kernel.
         pack = utils.dispatch_cpu_unquantized_gemm
 
@@ -478,6 +478,7 @@ class Resharded(Way):
         ledger = self.own.synchroniser.run(self.shards(), self.own.rollout, self.own.version)
         self.own.seconds["transfer"] += ledger.transfer_seconds
         self.own.seconds["proof"] += ledger.proof_seconds
+        self.own.seconds["waiting"] += ledger.wait_seconds
 
     def received(self) -> float:
         """See `Way`."""

@@ -12,7 +12,7 @@ NAMES = {
     "resharded": "resharded",
 }
 MODELS = {"smollm2": "SmolLM2-135M", "qwen3": "Qwen3, 0.5 B"}
-PHASES = ("transfer", "loading", "packing", "proof")
+PHASES = ("transfer", "loading", "packing", "proof", "waiting")
 PAGE = """# What a synchronisation costs
 
 `python bench/reshard.py`, commit {commit}, PyTorch {torch}.

@@ -12,7 +12,7 @@ from reshard_page import MODELS, NAMES, middle
 from tasks.plots import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, save
 
 BY_PARTS = {1: BLUE, 2: GREEN, 4: PURPLE, 8: SKY}
-BY_PHASE = {"transfer": BLUE, "loading": ORANGE, "packing": GREY, "proof": GREEN}
+BY_PHASE = {"transfer": BLUE, "loading": ORANGE, "packing": SKY, "proof": GREEN, "waiting": GREY}
 LEGEND: dict[str, Any] = {"loc": "outside lower center", "fontsize": 11, "frameon": False, "labelcolor": INK}
 
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from engine.control.trace import Trace
+from engine.reshard.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +45,15 @@ class WeightsSynchronised:
 
     stage: str
     step: int
+    """The one that changed them; in SFT the last."""
     version: int
-    seconds: float
-    bytes_received: int
-    """Largest over the ranks."""
+    ranks: Sequence[Ledger] = ()
+    """What it cost each rank."""
+
+    @classmethod
+    def of(cls, stage: str, step: int, ranks: Sequence[Mapping[str, Any]]) -> Self:
+        """From what `HybridActor.synchronise` returns by rank."""
+        return cls(stage=stage, step=step, version=int(ranks[0]["version"]), ranks=[Ledger.of(rank) for rank in ranks])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.table import Table
 
+from tasks.show import size
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
@@ -23,7 +25,7 @@ QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "
 
 NOTES = (
     "bound: what a rank needs beyond all that it holds; full gather: every tensor whole, in float32.",
-    "This is a plan. Synchronisation does not follow it yet: it gathers every tensor after the cast.",
+    "A run whose training and rollout are divided so follows this plan; `almanac show` says what its synchronisations moved.",
 )
 
 
@@ -71,14 +73,14 @@ def table(planned: "Colocated", model: str) -> Group:
         volumes = best.volumes[rank]
         received, usual = volumes.received, plain.volumes[rank].received
         numbers = (volumes.needed, volumes.held, volumes.bound, received)
-        ranks.add_row(name, *map(_size, numbers), _ratio(received, volumes.bound), _size(usual), _size(volumes.full_gather))
+        ranks.add_row(name, *map(size, numbers), _ratio(received, volumes.bound), size(usual), size(volumes.full_gather))
     whole = Table.grid(padding=(0, 3, 0, 0))
     for text, value in (
-        ("received by all ranks", _size(sum(volumes.received for volumes in best.volumes.values()))),
+        ("received by all ranks", size(sum(volumes.received for volumes in best.volumes.values()))),
         ("sends", f"{best.messages} with {best.pieces} slices, in {len(best.rounds)} rounds"),
-        ("bucket of a rank and round, both directions", f"at most {_size(best.bucket_bytes)}"),
-        ("peak buffer, two rounds in flight", _size(best.peak_buffer)),
-        ("largest slice", _size(best.largest_slice)),
+        ("bucket of a rank and round, both directions", f"at most {size(best.bucket_bytes)}"),
+        ("peak buffer, two rounds in flight", size(best.peak_buffer)),
+        ("largest slice", size(best.largest_slice)),
         ("parameters divided along another dimension than 0", str(len(planned.sharding.shard_dimension))),
     ):
         whole.add_row(text, value)
@@ -127,10 +129,3 @@ def _alike(best: "Plan", plain: "Plan") -> Iterator[tuple[str, int]]:
 
 def _ratio(received: int, bound: int) -> str:
     return f"{received / bound:.3f}" if bound else ("1.000" if not received else "none due")
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3f} {unit}"
-    return f"{count} B"

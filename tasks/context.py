@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.events import Event, StageFinished, StageStarted, StepFinished
+from engine.events import Event, StageFinished, StageStarted, StepFinished, WeightsSynchronised
 from engine.prompts import Prompt
+from engine.reshard.ledger import Ledger
 from engine.trainer.evaluation import Evaluation
 from engine.trainer.session import Session
 from tasks import record as records
@@ -17,7 +18,7 @@ from tasks.config import RecipeConfig
 from tasks.data import PreparedData
 from tasks.failure import reason
 from tasks.progress import FINISH, Listener, Notice, PhaseFinished, PhaseStarted
-from tasks.record import RunRecord, StageRecord
+from tasks.record import RunRecord, StageRecord, Synchronisations
 from tasks.tracking import Tracker
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,8 @@ class RunContext:
             case StageStarted(stage=stage):
                 self.record.stage(stage).status = "running"
                 self.save()
+            case WeightsSynchronised(stage=stage):
+                add_synchronisation(self.record.stage(stage), event)
             case StepFinished(stage=stage):
                 add_step(self.record.stage(stage), event)
                 if time.monotonic() - self._written > SECONDS_BETWEEN_WRITES:
@@ -153,3 +156,10 @@ def add_step(stage: StageRecord, event: StepFinished) -> None:
     total = sum(phases.values())
     stage.steps, stage.seconds, stage.seconds_by_phase = event.step, total, phases
     stage.tokens_per_second = tokens / total if total else None
+
+
+def add_synchronisation(stage: StageRecord, event: WeightsSynchronised) -> None:
+    """Counts a synchronisation, and adds what it cost each rank."""
+    before = stage.synchronisations or Synchronisations(count=0, ranks=[Ledger()] * len(event.ranks))
+    ranks = [sums + ledger for sums, ledger in zip(before.ranks, event.ranks, strict=True)]
+    stage.synchronisations = Synchronisations(count=before.count + 1, ranks=ranks)

@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from engine.events import StageStarted, StepFinished
+from engine.events import StageStarted, StepFinished, WeightsSynchronised
+from engine.reshard.ledger import PARTS, Ledger
 from engine.statistics import Interval
 from tasks.accuracy import Accuracy, difficulty_order
 from tasks.journal import EvaluationFinished, LoggedEvent
@@ -23,6 +24,7 @@ BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, RED = "#0072B2", "#E69F00", "#009E73",
 GREY, INK = "#8C8C8C", "#2B2B2B"
 DARK = (BLUE, GREEN)
 PHASES = {"generate": BLUE, "reward": GREEN, "log_prob": SKY, "update": ORANGE, "synchronise": PURPLE}
+PARTS_OF_SYNCHRONISATION = dict(zip(PARTS, (BLUE, SKY, ORANGE, PURPLE, GREY), strict=True))
 EVALUATIONS = (GREY, SKY, BLUE, GREEN, ORANGE, PURPLE, RED)
 STEP_BUCKETS = 30
 """Bars of a picture over steps, at most."""
@@ -77,7 +79,10 @@ def stage_figures(events: Sequence[LoggedEvent], stage: str) -> dict[str, Figure
     phases = {phase: curve(events, stage, f"timing/{phase}_seconds") for phase in PHASES}
     phases = {phase: found for phase, found in phases.items() if found.finite()}
     if len(phases) > 1:
-        figures["seconds_by_phase"] = seconds_by_step_figure(f"Seconds by phase · {stage}", phases)
+        figures["seconds_by_phase"] = seconds_by_step_figure(f"Seconds by phase · {stage}", phases, PHASES)
+    parts = synchronisation_seconds(events, stage)
+    if any(len(found.steps) > 1 for found in parts.values()):
+        figures["synchronisation"] = seconds_by_step_figure(f"Synchronisation · {stage}", parts, PARTS_OF_SYNCHRONISATION)
     return figures
 
 
@@ -105,6 +110,13 @@ def phase_seconds(events: Iterable[LoggedEvent], stage: str) -> dict[str, float]
             phases["other"] = max(0.0, event.metrics.get("timing/step_seconds", 0.0) - sum(phases.values()))
             totals = {phase: totals.get(phase, 0.0) + value for phase, value in phases.items()}
     return {phase: value for phase, value in totals.items() if value > 0}
+
+
+def synchronisation_seconds(events: Iterable[LoggedEvent], stage: str) -> dict[str, Curve]:
+    """Seconds of each part of a stage's synchronisations, mean of the ranks: these add up to the whole, the largest over the ranks would not."""
+    found = [event for event in events if isinstance(event, WeightsSynchronised) and event.stage == stage and event.ranks]
+    means = [{part: s / len(event.ranks) for part, s in sum(event.ranks, Ledger()).by_part().items()} for event in found]
+    return {part: Curve([event.step for event in found], [mean[part] for mean in means]) for part in PARTS}
 
 
 def line_figure(title: str, unit: str, curves: Mapping[str, Curve], *, logarithmic: bool = False) -> Figure:
@@ -155,7 +167,7 @@ def difficulty_figure(evaluations: Mapping[str, Accuracy]) -> Figure:
     return figure
 
 
-def seconds_by_step_figure(title: str, phases: Mapping[str, Curve]) -> Figure:
+def seconds_by_step_figure(title: str, phases: Mapping[str, Curve], colours: Mapping[str, str]) -> Figure:
     """Seconds of each phase of a step, stacked; steps are joined to at most `STEP_BUCKETS` bars, whose height is their mean."""
     figure, axes = _figure(title, "step", "seconds per step")
     steps = sorted({step for found in phases.values() for step in found.steps})
@@ -166,7 +178,7 @@ def seconds_by_step_figure(title: str, phases: Mapping[str, Curve]) -> Figure:
     for phase, found in phases.items():
         by_step = dict(zip(found.steps, found.values, strict=True))
         heights = np.asarray([np.mean([np.nan_to_num(by_step.get(int(step), 0.0)) for step in bucket]) for bucket in buckets])
-        axes.bar(centres, heights, widths, bottom=bottom, color=PHASES[phase], label=phase.replace("_", " "))
+        axes.bar(centres, heights, widths, bottom=bottom, color=colours[phase], label=phase.replace("_", " "))
         bottom += heights
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.02)

@@ -20,6 +20,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine import hardware
+from engine.reshard.ledger import Ledger
 from tasks import workspace
 from tasks.config import RecipeConfig
 
@@ -38,6 +39,15 @@ class BeforeAfter(Recorded):
 
     before: float | None = None
     after: float | None = None
+
+
+class Synchronisations(Recorded):
+    """How a stage's weights came to its rollout engines, all times together."""
+
+    count: int
+    """An RL stage has one a step, an SFT stage one at its end."""
+    ranks: list[Ledger]
+    """Of each rank: sums over the synchronisations; of `peak_extra_bytes` the largest."""
 
 
 class StageRecord(Recorded):
@@ -72,6 +82,8 @@ class StageRecord(Recorded):
     seconds_by_phase: dict[str, float] = {}
     """generate, reward, log_prob, update, synchronise and other, summed over the steps."""
     tokens_per_second: float | None = None
+    synchronisations: Synchronisations | None = None
+    """None before the first."""
     model: str | None = None
     """Directory of the stage's last weights, in Hugging Face format."""
 

@@ -15,6 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from engine.reshard.ledger import PARTS, Ledger
 from tasks import workspace
 from tasks.record import RunRecord, StageRecord
 from tasks.tracker_location import tracking_uri
@@ -30,10 +31,12 @@ def summary(record: RunRecord) -> dict[str, Any]:
 
 
 def table(record: RunRecord) -> RenderableType:
-    """The end of a run on the terminal, 100 columns or fewer: accuracies, seconds, and how to look further."""
+    """The end of a run on the terminal, 100 columns or fewer: accuracies, seconds, what synchronisations moved, and how to look further."""
     parts: list[RenderableType] = [_headline(record), "", _accuracies(record)]
     if any(stage.seconds for stage in record.stages):
         parts += ["", _seconds(record)]
+    if any(stage.synchronisations for stage in record.stages):
+        parts += ["", _synchronisations(record)]
     return Group(*parts, "", _commands(record))
 
 
@@ -106,6 +109,30 @@ def _seconds(record: RunRecord) -> Table:
         by_phase = [_number(stage.seconds_by_phase.get(phase)) for phase in phases]
         grid.add_row(stage.name, *by_phase, _number(stage.seconds), _number(stage.tokens_per_second))
     return grid
+
+
+def _synchronisations(record: RunRecord) -> Table:
+    """Bytes of the rank that receives most, seconds of the mean rank."""
+    grid = Table(box=None, padding=(0, 2, 0, 0), title="Weights, per synchronisation and rank", title_justify="left", title_style="bold")
+    grid.add_column("stage")
+    for heading in ("times", "received", "minimum", "extra memory", "seconds", *(f"{part} %" for part in PARTS)):
+        grid.add_column(heading, justify="right")
+    for stage in record.stages:
+        if stage.synchronisations:
+            count, ranks = stage.synchronisations.count, stage.synchronisations.ranks
+            most, whole = max(ranks, key=lambda rank: rank.bytes_received), sum(ranks, Ledger())
+            moved = [size(round(total / count)) for total in (most.bytes_received, most.bytes_minimum)]
+            shares = [f"{100 * seconds / (whole.seconds or 1.0):.0f}" for seconds in whole.by_part().values()]
+            grid.add_row(stage.name, str(count), *moved, size(whole.peak_extra_bytes), f"{whole.seconds / len(ranks) / count:.3f}", *shares)
+    return grid
+
+
+def size(count: int) -> str:
+    """Bytes for people, in units of 1000."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3f} {unit}"
+    return f"{count} B"
 
 
 def _commands(record: RunRecord) -> Table:

@@ -22,6 +22,9 @@ class RolloutConfig(Settings):
     """Share of a GPU's memory that the rollout engine takes for weights and cache."""
     bucket_megabytes: Annotated[float, Field(gt=0)] = 256.0
     """Largest size of the weights that a rank sends and receives at a time when they are synchronised; two such buckets are in flight."""
+    max_proof_share: Annotated[float, Field(gt=0, lt=1)] | None = 0.05
+    """Share of a synchronisation's seconds that comparing the weights may take. The first one compares everything, later ones as many slices as
+    that allows, in turns; null always compares everything."""
     max_log_prob_difference: Annotated[float, Field(gt=0)] | None = 1e-3
     """Largest |trainer - rollout| log-prob of a step's response tokens before the run stops; null only reports. 1e-3 suits float32: rounding
     alone stays below 1e-4 on all but single tokens, other weights give 1e-2 and more."""

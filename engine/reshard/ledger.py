@@ -1,11 +1,13 @@
 """What a synchronisation cost one rank."""
 
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
+PARTS = ("transfer", "load", "pack", "proof", "wait")
+"""Of a ledger's seconds, in the order in which weights pass through them."""
 
 
 @dataclass
@@ -28,11 +30,30 @@ class Ledger:
     pack_seconds: float = 0.0
     """The rollout's own form for its kernels."""
     proof_seconds: float = 0.0
+    """Checksums and products."""
+    wait_seconds: float = 0.0
+    """For the ranks that are slower, at the end."""
+    proof_coverage: float = 0.0
+    """Share of the slices that were compared; 1 in the first synchronisation."""
     seconds: float = 0.0
 
     def metrics(self) -> dict[str, float]:
         """By name."""
-        return {name: float(value) for name, value in asdict(self).items()}
+        return asdict(self)
+
+    @classmethod
+    def of(cls, metrics: Mapping[str, Any]) -> Self:
+        """The ledger that has these metrics; others may be among them."""
+        return cls(**{field.name: metrics[field.name] for field in fields(cls)})
+
+    def __add__(self, other: "Ledger") -> "Ledger":
+        """Of several synchronisations, or ranks: sums, and the largest of the peaks."""
+        sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        return Ledger(**sums | {"peak_extra_bytes": max(self.peak_extra_bytes, other.peak_extra_bytes)})
+
+    def by_part(self) -> dict[str, float]:
+        """Seconds of each of `PARTS`."""
+        return {part: getattr(self, f"{part}_seconds") for part in PARTS}
 
 
 class Stopwatch:

@@ -1,5 +1,6 @@
 """Gives rollout engines the trainer's weights: layouts and a plan once, then transfer and proof each time."""
 
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from engine.reshard.held import Slices
 from engine.reshard.layout import Layout
 from engine.reshard.ledger import Ledger, Stopwatch
 from engine.reshard.plan import Piece, kept_pieces, make_plan
-from engine.reshard.proof import Proof
+from engine.reshard.proof import Coverage, Proof
 from engine.reshard.transfer import Transfer
 
 T = TypeVar("T")
@@ -48,6 +49,7 @@ class Synchroniser:
         training: what each process holds, see `layout.training_layout` and `gathered`.
         rollout: what each process needs.
         bucket_bytes: largest size of what a process sends and receives in one round.
+        max_proof_share: how much of a synchronisation's seconds the proof may take after the first one; None: always compare everything.
         process: this one, as the layouts number them: its rank in `group`.
         device: where buckets lie.
         group: all processes of both layouts; None: the default group.
@@ -56,10 +58,18 @@ class Synchroniser:
     """
 
     def __init__(
-        self, training: Layout, rollout: Layout, bucket_bytes: int, process: int, device: torch.device, group: dist.ProcessGroup | None = None
+        self,
+        training: Layout,
+        rollout: Layout,
+        bucket_bytes: int,
+        max_proof_share: float | None,
+        process: int,
+        device: torch.device,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         self.plan = make_plan(training, rollout, bucket_bytes)
         self._tensors, self._process, self._device, self._group = rollout.tensors, process, device, group
+        self._max_proof_share, self._coverage = max_proof_share, Coverage()
         self._kept = kept_pieces(training, rollout, process, bucket_bytes)
         self.transfer = Transfer(self.plan, self._kept, rollout.tensors, process, device, group)
 
@@ -69,16 +79,21 @@ class Synchroniser:
         Raises `ProofError` on every process where one of them has other weights than the trainer; the engine is then without a version.
         """
         started, transfer = time.perf_counter(), Stopwatch()
-        proof = Proof(self._process, self._tensors, self.plan, self._kept, self._device, self._group, version)
+        proof = Proof(self._process, self._tensors, self.plan, self._kept, self._device, self._group, version, self._coverage)
         arrivals = transfer.waiting(self.transfer.run(shards))
         loaded = rollout.receive(arrivals, proof) if rollout else _nothing(arrivals)
         received = time.perf_counter() - started - proof.watch.seconds
+        share = self._max_proof_share
         try:
-            proof.check(shards, rollout.weight_version if rollout else None)
+            following = proof.check(
+                shards, rollout.weight_version if rollout else None, received * share / (1 - share) if share is not None else math.inf
+            )
         except BaseException:
+            self._coverage = Coverage()  # The next one is looked at as the first one was.
             if rollout:
                 rollout.weight_version = None
             raise
+        covered, self._coverage = self._coverage.share, following
         volumes = self.plan.volumes[self._process]
         return Ledger(
             bytes_received=volumes.received,
@@ -90,6 +105,8 @@ class Synchroniser:
             load_seconds=received - transfer.seconds - loaded.pack_seconds,
             pack_seconds=loaded.pack_seconds,
             proof_seconds=proof.watch.seconds,
+            wait_seconds=time.perf_counter() - started - received - proof.watch.seconds,
+            proof_coverage=covered,
             seconds=time.perf_counter() - started,
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from engine.config import SFTStageConfig
-from engine.events import Emit, StageFinished, StageStarted, StepFinished
+from engine.events import Emit, StageFinished, StageStarted, StepFinished, WeightsSynchronised
 from engine.tokenizer import render_conversation
 from engine.trainer.session import Session
 from engine.trainer.timing import PhaseTimer
@@ -31,7 +31,7 @@ def train_sft(session: Session, stage: str, config: SFTStageConfig, conversation
             metrics = session.actor.update_sft(epoch_rows(len(rows), config.rows_per_step, step, seed)).get().result()
         throughput = metrics.pop("sft/tokens") / timer.elapsed()
         emit(StepFinished(stage=stage, step=step, metrics={**metrics, "throughput/tokens_per_second": throughput, **timer.metrics()}))
-    session.actor.synchronise().get()
+    emit(WeightsSynchronised.of(stage, config.steps, session.actor.synchronise().get()))
     emit(StageFinished(stage=stage, steps=config.steps, seconds=time.perf_counter() - started))
 
 

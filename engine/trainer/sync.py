@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from engine.config import RLStageConfig
 from engine.control.future import BatchFuture, Joined, join
@@ -18,7 +17,6 @@ from engine.trainer.samples import sample_rows
 from engine.trainer.session import Session
 from engine.trainer.timing import PhaseTimer
 from engine.training.balance import balanced_order
-
 
 SYNC_METRICS = [field.name for field in fields(Ledger)]
 """Largest over the ranks, of each synchronisation."""
@@ -83,7 +81,7 @@ class SyncTrainer:
         with timer("synchronise"):
             synchronised = actor.synchronise().get()
 
-        self._synchronised(step, synchronised)
+        self.emit(WeightsSynchronised.of(self.stage, step, synchronised))
         tokens = measures.pop("response/tokens_total")
         metrics = {
             **measures,
@@ -142,11 +140,6 @@ class SyncTrainer:
         for future in [group.save_state(directory / STATE) for group in self.session.groups]:
             future.get()
         return directory
-
-    def _synchronised(self, step: int, ranks: list[dict[str, Any]]) -> None:
-        seconds, received = (max(rank[name] for rank in ranks) for name in ("seconds", "bytes_received"))
-        version = int(ranks[0]["version"])
-        self.emit(WeightsSynchronised(stage=self.stage, step=step, version=version, seconds=seconds, bytes_received=int(received)))
 
     def _show(self, step: int, samples: Joined) -> None:
         """Fetches the texts of some steps for people to read; the loop itself never sees them."""

@@ -80,7 +80,8 @@ class HybridActor(TrainedWorker):
     def _plan_synchronisations(self) -> Synchroniser:
         held = gathered(boxes_of(held_slices(self.training.parameters(), self._checkpoint)))
         training = Layout(self._checkpoint.tensors, held)
-        return Synchroniser(training, self._needs, int(self.config.rollout.bucket_megabytes * 10**6), self.rank, self.device)
+        rollout = self.config.rollout
+        return Synchroniser(training, self._needs, int(rollout.bucket_megabytes * 10**6), rollout.max_proof_share, self.rank, self.device)
 
     def meshes(self) -> Mapping[str, Mesh]:
         """`train` and `rollout`, as the two backends divide their data."""

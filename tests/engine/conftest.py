@@ -35,7 +35,7 @@ def engine_config() -> EngineConfig:
         dtype="float32",
         max_context_tokens=ARCHITECTURE.max_context_tokens,
         resources=ResourcesConfig(ranks=2, device="cpu", call_deadline_seconds=240),
-        rollout=RolloutConfig(max_concurrent_samples=64),
+        rollout=RolloutConfig(max_concurrent_samples=64, max_proof_share=None),
     )
 
 

@@ -70,6 +70,15 @@ def mend_synchronisation(actor: Any) -> None:
     actor.__dict__.pop("mend", lambda: None)()
 
 
+def compare_an_eighth(actor: Any) -> None:
+    """A bound on the proof that no synchronisation of a toy keeps; what it then compares does not depend on how long anything takes."""
+    import engine.reshard.proof
+
+    engine.reshard.proof.LEAST_SHARE = 1 / 8
+    synchroniser = actor._synchroniser
+    synchroniser._max_proof_share, synchroniser._coverage = 1e-9, synchroniser._coverage.following(1 / 8)
+
+
 def _replaced(owner: Any, name: str, value: Any) -> Callable[[], None]:
     replacing = patch.object(owner, name, value)
     replacing.start()

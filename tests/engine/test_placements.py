@@ -31,7 +31,7 @@ from engine.trainer.sync import train_rl
 ROOT = Path(__file__).parents[2]
 PLACEMENTS = ("colocated", "split", "mixed")
 PROMPTS = [prompt(f"{a}+{b}", index=4 * a + b, answer=str(1 + (a + b) % 3)) for a in range(4) for b in range(4)]
-SECONDS = re.compile(r"(timing|throughput|memory)/|sync/.*seconds")
+SECONDS = re.compile(r"(timing|throughput|memory)/|sync/(.*seconds|proof_|bytes_proof)")
 
 # Everything that there is: a critic, a reference in the reward, two mini-batches.
 PPO = RLStageConfig(

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from probe import (
     break_synchronisation,
+    compare_an_eighth,
     head_not_packed,
     layer_not_packed,
     mend_synchronisation,
@@ -24,7 +25,7 @@ from toy import SFT, prompt
 
 from engine.config import EngineConfig, SamplingConfig
 from engine.control.deadline import WorkerError
-from engine.reshard.proof import WORDS, checksum, packed_differs
+from engine.reshard.proof import WORDS, Coverage, checksum, packed_differs
 from engine.rollout.plan import SamplePlan
 from engine.trainer.session import Session
 
@@ -90,20 +91,51 @@ def test_the_cost_is_in_the_ledger(session: Session) -> None:
 def test_any_changed_bit_changes_the_checksum(size: int, dtype: torch.dtype, seed: int, data: st.DataObject) -> None:
     """Mutations tried: even weights (a changed top bit is lost); no Horner step (parts of 512 kB may trade places); without the length."""
     tensor = torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(dtype)
-    before = checksum(tensor)
-    assert checksum(tensor.clone()) == before
+    before = checksum(tensor, dtype)
+    assert checksum(tensor.clone(), dtype) == before
     place, bit = data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, 8 * tensor.element_size() - 1))
     bits = tensor.view(torch.int32 if dtype is torch.float32 else torch.int16)
     bits[place] ^= 1 << bit if bit < 8 * tensor.element_size() - 1 else torch.iinfo(bits.dtype).min
-    assert checksum(tensor) != before
+    assert checksum(tensor, dtype) != before
 
 
 def test_the_checksum_sees_order_and_length() -> None:
+    def of(tensor: torch.Tensor) -> int:
+        return checksum(tensor, torch.float32)
+
     tensor = torch.randn(3, WORDS, 2)
-    assert checksum(tensor[[1, 0, 2]]) != checksum(tensor)  # parts of exactly the period of its weights
-    assert checksum(tensor[:, torch.randperm(WORDS)]) != checksum(tensor)
-    assert checksum(torch.zeros(8)) != checksum(torch.zeros(9))
-    assert checksum(tensor[:, 1:3].transpose(0, 1)) == checksum(tensor[:, 1:3].transpose(0, 1).contiguous())
+    assert of(tensor[[1, 0, 2]]) != of(tensor)  # parts of exactly the period of its weights
+    assert of(tensor[:, torch.randperm(WORDS)]) != of(tensor)
+    assert of(torch.zeros(8)) != of(torch.zeros(9))
+    # Wherever the elements lie, and in whatever type: a trainer's shard and an engine's parameter differ in both.
+    for view in (tensor[0, 5:].T, tensor[0].view(512, -1)[:, 3:200], tensor[0, :1001]):
+        assert of(view) == of(view.contiguous()) == of(view.double())
+
+
+def test_in_turns_every_slice_is_compared() -> None:
+    """Mutations: a start that does not move on; a share that is a chance, drawn anew each time."""
+    coverage, names = Coverage(), [f"layer.{number}" for number in range(500)]
+    assert all(map(coverage.covers, names))
+    seen: list[int] = []
+    for _ in range(8):
+        coverage = coverage.following(1 / 8)
+        seen += [number for number, name in enumerate(names) if coverage.covers(name)]
+    assert sorted(seen) == list(range(500))
+
+
+def test_a_bounded_proof_finds_what_stays_wrong(session: Session) -> None:
+    """What is wrong in every synchronisation is found within as many as it takes to look at everything once."""
+    session.actor.apply(compare_an_eighth).get()
+    session.actor.apply(break_synchronisation, 1, row_stale).get()
+    try:
+        with pytest.raises(WorkerError, match=r"ProofError: rank 1: .*model\.embed_tokens\.weight"):
+            for _ in range(9):
+                move(session)
+                coverage = {rank["proof_coverage"] for rank in session.actor.synchronise().get()}
+                assert max(coverage) < 0.2
+    finally:
+        session.actor.apply(mend_synchronisation).get()
+    assert {rank["proof_coverage"] for rank in session.actor.synchronise().get()} == {1.0}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

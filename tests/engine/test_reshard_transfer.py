@@ -107,7 +107,7 @@ def synchronised(family: str, tied: bool, dtype: str, parts: int, shards: int, e
     sharding = best_sharding(checkpoint, needs, count, shards, parts)
     slices = held_slices(sharded(config, 1, mesh_of(sharding), sharding.shard_dimension), checkpoint)
     training = Layout(checkpoint.tensors, gathered(boxes_of(slices)))
-    synchroniser = Synchroniser(training, needs, BUCKET, rank, torch.device("cpu"))
+    synchroniser = Synchroniser(training, needs, BUCKET, None, rank, torch.device("cpu"))
     table = Table(wanted, loaded)
     ledger = synchroniser.run(slices, table, 7)
     assert table.weight_version == 7
@@ -180,7 +180,7 @@ def between_processes(file: Path) -> tuple[list[str], Ledger]:
     slices = held_slices(sharded(config, 1, DeviceMesh.from_group(trainers, "cpu"), {}), checkpoint) if rank < 2 else {}
     training = Layout(checkpoint.tensors, gathered(boxes_of(slices) if rank < 2 else None))
     table = Table(wanted, loaded) if wanted else None
-    ledger = Synchroniser(training, needs, BUCKET, rank, torch.device("cpu")).run(slices, table, 3)
+    ledger = Synchroniser(training, needs, BUCKET, None, rank, torch.device("cpu")).run(slices, table, 3)
     if table is None:
         return [], ledger
     return [name for name, tensor in table.parameters.items() if not torch.where(tensor == -1, loaded[name], tensor).equal(loaded[name])], ledger

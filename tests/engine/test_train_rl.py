@@ -36,7 +36,7 @@ from engine.trainer.sync import train_rl
 PROMPTS = [prompt(f"{a}+{b}", index=3 * a + b, answer=str(1 + (a + b) % 3)) for a, b in itertools.product(range(3), range(3))]
 REWARD = RewardConfig(default="exact_match")
 ROW = {"sample_id", "difficulty", "prompt", "response", "ground_truth", "reward", "response_tokens", "finished"}
-SECONDS = re.compile(r"(timing|throughput|memory)/|sync/.*seconds")
+SECONDS = re.compile(r"(timing|throughput|memory)/|sync/(.*seconds|proof_|bytes_proof)")
 
 
 def config(learning_rate: float = 1e-3, **changes: Any) -> RLStageConfig:
@@ -125,7 +125,10 @@ def test_metrics(events: list[Any]) -> None:
             *(f"timing/{name}_seconds" for name in ("generate", "reward", "log_prob", "update", "synchronise", "step")),
             "data/zero_signal_groups",
             "throughput/tokens_per_second",
-            "sync/bytes_received",
+            *(f"sync/bytes_{name}" for name in ("received", "sent", "minimum", "proof")),
+            *(f"sync/{name}_seconds" for name in ("transfer", "load", "pack", "proof")),
+            "sync/peak_extra_bytes",
+            "sync/seconds",
             "memory/peak_gb",
         } <= set(metrics)
         assert metrics["reward/mean"] == pytest.approx(rewards.mean().item())

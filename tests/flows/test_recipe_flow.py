@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from small_recipe import SMALL, Almanac
 
+from engine.reshard.ledger import PARTS
+
 
 @pytest.fixture(scope="module")
 def almanac(tmp_path_factory: pytest.TempPathFactory) -> Almanac:
@@ -28,7 +30,15 @@ def shown(almanac: Almanac, ran: subprocess.CompletedProcess[str]) -> dict:
 
 def test_the_terminal_shows_progress_and_a_table_and_no_library_logs(ran: subprocess.CompletedProcess[str], shown: dict) -> None:
     assert ran.stderr == ""
-    for text in ("start engine: done", "sft: 100/100", "rl: 2/2", "evaluate rl: done", "Accuracy on the test set", "almanac ui"):
+    for text in (
+        "start engine: done",
+        "sft: 100/100",
+        "rl: 2/2",
+        "evaluate rl: done",
+        "Accuracy on the test set",
+        "Weights, per synchronisation",
+        "almanac ui",
+    ):
         assert text in ran.stdout
     assert not [word for word in ("INFO", "WARNING", "prefect.", "Traceback") if word in ran.stdout]
     log = Path(shown["log_file"])
@@ -53,6 +63,13 @@ def test_the_record_holds_what_the_run_did(shown: dict, almanac: Almanac) -> Non
         assert set(stage["by_difficulty"]) == {"2"}
         assert Path(stage["model"]).is_dir()
     assert {"generate", "reward", "log_prob", "update", "synchronise"} <= set(rl["seconds_by_phase"])
+    # SFT ends in one, every RL step in one; there are two ranks, and a row of the table for each stage.
+    for stage, count in ((sft, 1), (rl, 2)):
+        found = stage["synchronisations"]
+        assert (found["count"], len(found["ranks"])) == (count, 2)
+        assert all(0 < rank["bytes_minimum"] <= rank["bytes_received"] for rank in found["ranks"])
+        parts = sum(rank[f"{part}_seconds"] for rank in found["ranks"] for part in PARTS)
+        assert 0 < parts <= sum(rank["seconds"] for rank in found["ranks"])
     lineage = shown["lineage"]
     assert set(lineage["dataset_digests"]) == {"sft", "train", "validation", "test"}
     assert len(lineage["base_model_digest"]) == 64

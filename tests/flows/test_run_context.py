@@ -8,11 +8,12 @@ from typing import Any, Self
 import pytest
 
 from engine.control.deadline import WorkerError
-from engine.events import StageFinished, StageStarted, StepFinished
+from engine.events import StageFinished, StageStarted, StepFinished, WeightsSynchronised
+from engine.reshard.ledger import Ledger
 from tasks import compose, context, record, workspace
 from tasks.context import RunContext, add_step, open_run
 from tasks.progress import FINISH, PhaseFinished, PhaseStarted
-from tasks.record import StageRecord
+from tasks.record import StageRecord, Synchronisations
 
 RUN = "polaris_tiny-20261129-140312"
 told: list[tuple[str, Any]] = []
@@ -65,6 +66,10 @@ def test_a_run_that_ends_is_finished() -> None:
         assert record.load(RUN).status == "running"
         opened.emit(StageStarted(stage="rl", kind="rl", steps=2))
         opened.emit(step(1))
+        for version, ranks in enumerate(
+            ([Ledger(5, peak_extra_bytes=7, seconds=1.0), Ledger(1)], [Ledger(6, peak_extra_bytes=4, seconds=0.5), Ledger(2)])
+        ):
+            opened.emit(WeightsSynchronised(stage="rl", step=2, version=version, ranks=ranks))
         opened.emit(step(2))
         opened.emit(StageFinished(stage="rl", steps=2, seconds=9.0))
         assert record.load(RUN).stage("rl").steps == 2
@@ -74,6 +79,9 @@ def test_a_run_that_ends_is_finished() -> None:
     assert (found.status, found.error) == ("finished", None)
     assert found.finished is not None
     assert found.stage("rl").seconds == 9.0
+    # By rank, over the stage. Mutations: the last one alone; ranks added to each other; the sum of the peaks.
+    assert found.stage("rl").synchronisations == Synchronisations(count=2, ranks=[Ledger(11, peak_extra_bytes=7, seconds=1.5), Ledger(3)])
+    assert found.stage("sft").synchronisations is None
     # The plots are drawn when the tracker closes: inside the phase that says so.
     assert told[-3:] == [("display", PhaseStarted(phase=FINISH)), ("tracker closed", None), ("display", PhaseFinished(phase=FINISH))]
 

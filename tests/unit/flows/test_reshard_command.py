@@ -52,12 +52,12 @@ def test_json_says_all(planned: Colocated, capsys: pytest.CaptureFixture[str]) -
     assert {ranks["full_gather"] for ranks in found["plan"]["ranks"].values()} == {384}
 
 
-def test_the_table_says_what_and_that_it_is_not_used(planned: Colocated, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_says_what_and_who_follows_it(planned: Colocated, capsys: pytest.CaptureFixture[str]) -> None:
     with mock.patch("engine.reshard.build.colocated", return_value=planned):
         assert cli.main(["reshard-plan", "tiny_qwen3", "--fsdp", "4", "--tp", "2"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["1-2", "128", "B", "64", "B", "64", "B", "64", "B", "1.000", "128", "B", "384", "B"] in lines
-    assert any("does not follow it yet" in " ".join(line) for line in lines)
+    assert any("follows this plan" in " ".join(line) for line in lines)
 
 
 def test_a_directory_is_a_model(planned: Colocated, tmp_path: Path) -> None:

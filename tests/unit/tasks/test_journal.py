@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.events import EvaluationProgressed, SamplesGenerated, StageFinished, StageStarted, StepFinished, WeightsSynchronised
+from engine.reshard.ledger import Ledger
 from engine.statistics import Interval
 from tasks import journal
 from tasks.accuracy import Accuracy
@@ -24,7 +25,7 @@ EVENTS = [
     StageStarted(stage="rl", kind="rl", steps=2),
     StepFinished(stage="rl", step=1, metrics={"reward/mean": 0.1, "policy/loss": math.inf}),
     SamplesGenerated(stage="rl", step=1, rows=[ROW]),
-    WeightsSynchronised(stage="rl", step=1, version=2, seconds=0.1, bytes_received=10),
+    WeightsSynchronised(stage="rl", step=1, version=2, ranks=[Ledger(bytes_received=10, seconds=0.1), Ledger()]),
     EvaluationProgressed(label="rl", done=1, total=2),
     StageFinished(stage="rl", steps=2, seconds=3.0),
     ModelSaved(stage="rl", step=2, directory="model"),
@@ -69,6 +70,14 @@ def test_half_a_line_is_not_an_event(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('{"type": "StepFin')
     assert journal.read_events(path) == EVENTS[:1]
+
+
+def test_a_synchronisation_without_ledgers_can_be_read(tmp_path: Path) -> None:
+    """Runs from before they were kept still have their pictures drawn. Mutation: no default for `ranks`."""
+    path = tmp_path / "events.jsonl"
+    fields = {"stage": "rl", "step": 1, "version": 2, "seconds": 0.1, "bytes_received": 10}
+    path.write_text(json.dumps({"type": "WeightsSynchronised", "time_ms": 0, **fields}) + "\n")
+    assert journal.read_events(path) == [WeightsSynchronised(stage="rl", step=1, version=2)]
 
 
 def test_a_strange_line_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from engine.events import StageStarted, StepFinished
+from engine.events import StageStarted, StepFinished, WeightsSynchronised
+from engine.reshard.ledger import Ledger
 from engine.statistics import Interval
 from tasks import plots
 from tasks.accuracy import Accuracy
@@ -122,9 +123,21 @@ def test_phases_and_the_rest_sum_to_the_steps() -> None:
     assert plots.phase_seconds(events, "rl") == {"generate": 3, "update": 6, "other": 3}
 
 
+def test_parts_of_synchronisations_are_the_mean_of_the_ranks() -> None:
+    """One rank waits while the other loads: the largest of each part would be 6 s of 4. Mutations: max instead of the mean; another stage's."""
+    ranks = [Ledger(transfer_seconds=3, proof_seconds=1, seconds=4), Ledger(load_seconds=3, proof_seconds=1, seconds=4)]
+    events = [WeightsSynchronised(stage=stage, step=step, version=step, ranks=ranks) for step in (1, 2) for stage in ("rl", "again")]
+    figure = plots.stage_figures(events, "rl")["synchronisation"]
+    assert [(bar.get_y(), bar.get_height()) for bar in figure.axes[0].patches[::2]] == [(0, 1.5), (1.5, 1.5), (3, 0), (3, 1)]
+    assert labels(figure) == ["transfer", "load", "pack", "proof"]
+    # One of them, as SFT has, is no picture over steps; neither are those of old logs.
+    assert plots.stage_figures(events[:2], "rl") == {}
+    assert plots.stage_figures([WeightsSynchronised(stage="rl", step=step, version=step) for step in (1, 2)], "rl") == {}
+
+
 def test_many_steps_become_few_bars_of_the_same_height() -> None:
     phases = {"generate": plots.Curve(range(1, 101), [2.0] * 100), "update": plots.Curve(range(1, 101), [1.0] * 100)}
-    bars = plots.seconds_by_step_figure("t", phases).axes[0].patches
+    bars = plots.seconds_by_step_figure("t", phases, plots.PHASES).axes[0].patches
     assert len(bars) == 2 * plots.STEP_BUCKETS
     assert {bar.get_height() for bar in bars} == {2.0, 1.0}
     assert {bar.get_y() for bar in bars} == {0.0, 2.0}

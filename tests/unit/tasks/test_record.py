@@ -11,9 +11,10 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
+from engine.reshard.ledger import Ledger
 from tasks import record, workspace
 from tasks.config import RecipeConfig
-from tasks.record import Lineage, ProcessIdentity, RunRecord, StageRecord
+from tasks.record import Lineage, ProcessIdentity, RunRecord, StageRecord, Synchronisations
 
 CONFIG = {
     "name": "tiny",
@@ -45,8 +46,19 @@ def dead_process() -> ProcessIdentity:
 def test_what_is_written_is_loaded(root: Path) -> None:
     written = make("tiny-20260101-000000")
     written.stage("rl").interval = (0.25, 0.5)
+    written.stage("rl").synchronisations = Synchronisations(count=2, ranks=[Ledger(bytes_received=3, load_seconds=0.5), Ledger(bytes_sent=3)])
     record.write(written)
     assert record.load("tiny-20260101-000000") == written
+
+
+def test_a_record_from_before_synchronisations_were_kept_is_loaded(root: Path) -> None:
+    # Mutation: no default; such a run can then not be shown any more.
+    record.write(make("tiny-20260101-000000"))
+    path = record.record_file("tiny-20260101-000000")
+    old = json.loads(path.read_text())
+    del old["stages"][0]["synchronisations"]
+    path.write_text(json.dumps(old))
+    assert record.load("tiny-20260101-000000").stage("rl").synchronisations is None
 
 
 def test_a_failed_write_leaves_the_old_record_and_nothing_else(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,23 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from engine.reshard.ledger import Ledger
 from tasks import show
-from tasks.record import BeforeAfter, Lineage, MLflowReference, RunRecord, StageRecord
+from tasks.record import BeforeAfter, Lineage, MLflowReference, RunRecord, StageRecord, Synchronisations
+
+
+def ledger(received: int, load: float) -> Ledger:
+    """Of 120 synchronisations in which a rank received so many bytes and loaded for so many seconds: 12 s all in all."""
+    return Ledger(
+        bytes_received=120 * received,
+        bytes_minimum=120 * received - 120_000,
+        peak_extra_bytes=2 * received,
+        transfer_seconds=9.0 - load,
+        load_seconds=load,
+        pack_seconds=0.6,
+        proof_seconds=2.4,
+        seconds=12.0,
+    )
 
 
 def finished() -> RunRecord:
@@ -33,6 +48,7 @@ def finished() -> RunRecord:
         seconds=431.0,
         seconds_by_phase={"update": 140.0, "generate": 200.0, "reward": 1.25, "synchronise": 9.31},
         tokens_per_second=8123.4,
+        synchronisations=Synchronisations(count=120, ranks=[ledger(1_000_000, 3.0), ledger(1_500_000, 9.0)]),
         model="stages/rl/model",
     )
     return RunRecord(
@@ -62,6 +78,8 @@ def test_summary_is_json_with_everything_that_programs_ask_for() -> None:
     assert {"accuracy_before", "accuracy_after", "interval", "steps", "seconds", "tokens_per_second"} <= set(stage)
     assert (stage["accuracy_before"], stage["interval"], stage["steps"]) == (0.523, [0.71, 0.77], 120)
     assert summary["lineage"]["commit"] == "abc"
+    assert stage["synchronisations"]["count"] == 120
+    assert [rank["bytes_received"] for rank in stage["synchronisations"]["ranks"]] == [120_000_000, 180_000_000]
 
 
 def test_table_shows_the_numbers_and_the_ways_on_within_100_columns() -> None:
@@ -90,6 +108,31 @@ def test_table_shows_the_numbers_and_the_ways_on_within_100_columns() -> None:
 def test_phases_stand_in_the_order_of_a_step() -> None:
     header = next(line for line in text(finished()).splitlines() if "tokens/s" in line)
     assert header.split() == ["stage", "generate", "reward", "update", "synchronise", "all", "tokens/s"]
+
+
+def test_synchronisations_are_shown_by_the_time_and_the_rank() -> None:
+    lines = text(finished()).splitlines()
+    title = lines.index(next(line for line in lines if line.startswith("Weights, per synchronisation and rank")))
+    heading = "stage times received minimum extra memory seconds transfer % load % pack % proof %"
+    assert lines[title + 1].split() == heading.split()
+    # 12 s of each rank over 120 times; of 24 s: transfer 6 + 0, load 3 + 9, pack 2 x 0.6, proof 2 x 2.4.
+    # Mutations: bytes of the first rank or their mean; not divided by the times; minimum for received; shares of one rank; the sum of the peaks.
+    assert lines[title + 2].split() == ["rl", "120", "1.500", "MB", "1.499", "MB", "3.000", "MB", "0.100", "25", "50", "5", "20"]
+
+
+def test_stages_without_synchronisations_have_no_line_for_them() -> None:
+    # Mutation: a block with its title and nothing in it.
+    record = finished()
+    record.stages.append(StageRecord(name="later", kind="rl", steps_planned=9))
+    assert sum(line.startswith("later") for line in text(record).splitlines()) == 2
+    for stage in record.stages:
+        stage.synchronisations = None
+    assert "Weights" not in text(record)
+
+
+@pytest.mark.parametrize(("count", "said"), [(0, "0 B"), (999, "999 B"), (1000, "1.000 kB"), (16_382_000_000, "16.382 GB")])
+def test_sizes_are_in_units_of_a_thousand(count: int, said: str) -> None:
+    assert show.size(count) == said
 
 
 def test_a_run_that_failed_early_can_be_shown() -> None:
