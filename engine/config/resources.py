@@ -38,7 +38,7 @@ class ResourcesConfig(PoolConfig):
     creation_deadline_seconds: Annotated[float, Field(gt=0)] = 10.0
     """How long Ray may take to reserve the devices of all pools before the run stops with an error."""
     call_deadline_seconds: Annotated[float, Field(gt=0)] = 1800.0
-    """How long any call to a worker may take before the run stops with an error."""
+    """How long any call to a worker may take before the run stops with an error, which says where the silent workers stand."""
 
     @model_validator(mode="after")
     def _pools_exist(self) -> Self:

@@ -9,6 +9,10 @@ from typing import Any
 import ray
 
 SECONDS_FOR_THE_CAUSE = 2.0
+SECONDS_TO_ANSWER = 10.0
+"""For a process that is asked where it stands."""
+SECONDS_TO_ASK = 60.0
+"""For all of that, the start of a process that asks included."""
 
 
 @dataclass(eq=False, slots=True)
@@ -23,6 +27,10 @@ class Call:
     """Ray's reference to the report."""
     upstream: Sequence["Call"] = field(default=(), repr=False)
     """Calls whose results are its arguments."""
+    host: Any = field(default=None, repr=False)
+    """The Ray actor that it went to."""
+    number: int | None = None
+    """By which the host knows it; None for what is asked of the host itself."""
 
     def __str__(self) -> str:
         return f"{self.role} rank {self.rank}, {self.operator}" + (f", step {self.step}" if self.step is not None else "")
@@ -46,13 +54,42 @@ def wait(calls: Sequence[Call], seconds: float) -> list[Any]:
             # What waits for another's result cannot be blamed for it.
             silent = [call for call in pending.values() if not any(other in pending.values() for other in call.upstream)]
             named = "; ".join(str(call) for call in silent)
-            raise WorkerError(f"no answer within {seconds:g} s (resources.call_deadline_seconds) from: {named}")
+            raise WorkerError(f"no answer within {seconds:g} s (resources.call_deadline_seconds) from: {named}\n{_where(silent)}")
         for reference in ready:
             call = pending.pop(reference)
             if (failure := _failure(call)) is not None:
                 raise _first_cause(call, failure, pending)
             call.upstream = ()
     return list(ray.get([call.report for call in calls]))
+
+
+def _where(silent: Sequence[Call]) -> str:
+    """Where silent calls stand: what their processes say of themselves, asked past whatever still waits to be sent to them."""
+    hosts = {call.host: [other for other in silent if other.host is call.host] for call in silent}
+
+    # Ray sends calls of one caller in order, behind those that wait for their arguments: another caller is needed.
+    @ray.remote(num_cpus=0, max_retries=0)
+    def ask(hosts: list[Any], seconds: float) -> list[Any]:
+        answers = [host.where.remote() for host in hosts]
+        ready, _ = ray.wait(answers, num_returns=len(answers), timeout=seconds)
+        return [ray.get(answer) if answer in ready else None for answer in answers]
+
+    # A process that ended a moment ago fails all of it.
+    try:
+        answers = ray.get(ask.remote(list(hosts), SECONDS_TO_ANSWER), timeout=SECONDS_TO_ASK)
+    except ray.exceptions.RayError as error:
+        return f"Where they stand could not be asked: {type(error).__name__}"
+    return "\n".join(_stand(calls, answer) for calls, answer in zip(hosts.values(), answers, strict=True))
+
+
+def _stand(calls: Sequence[Call], answer: tuple[int, dict[int, str], str] | None) -> str:
+    """What one process says of the calls that were made to it."""
+    if answer is None:
+        why = "it still starts, or is stopped, or library code holds its interpreter"
+        return f"{'; '.join(map(str, calls))}: the process does not say where it stands: {why}"
+    process, begun, stacks = answer
+    said = [f"{call} {begun.get(call.number, 'has not begun')}" if call.number is not None else str(call) for call in calls]
+    return f"{'; '.join(said)}. Process {process} stands at\n{stacks}"
 
 
 def _with_upstream(calls: Iterable[Call]) -> list[Call]:

@@ -7,7 +7,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 import ray
 
 from engine.batch import Batch, aligned, join
+from engine.control import stacks
 from engine.control.dispatch import Share, rows_of
 from engine.control.future import Parts
 from engine.control.mesh import Mesh
@@ -42,8 +45,12 @@ class Invocation:
     operator: str
     keywords: tuple[str, ...]
     """Names of the last so many arguments."""
+    number: int
+    """Of the call; no other call of the controller has it."""
     reports: int
     """So many of the call's values are reports of earlier calls; they come first."""
+    fetched: bool
+    """Whether `fetch` brings the arguments, because some lie in workers; then they are not among the call's values."""
     keep: Path | None
     """Where arguments and result are to be kept."""
 
@@ -92,13 +99,24 @@ class _Role:
     lock: Any = field(default_factory=threading.Lock)
 
 
+Fetched = tuple[tuple[Any, ...], dict[int, int]]
+"""Arguments, and the bytes that were taken of each operation's result."""
+
+
 class WorkerHost:
-    """One process. Calls of one thread run in the order in which they come; those marked `beside` run in a second thread."""
+    """One process. Calls of one thread run in the order in which they come; those marked `beside` run in a second thread.
+
+    A third thread, and no other, is given references to results. Ray 2.60 cannot have two threads of a process borrow the same object one after
+    the other: what the first gives up is taken out of the process's store a moment after it stopped being counted, and if the second came in
+    between, it waits for it for ever.
+    """
 
     def __init__(self, log: Path | None) -> None:
         if log is not None:
             _log_to(log)
         self._roles: dict[str, _Role] = {}
+        self._fetched: dict[int, Future[Fetched]] = {}
+        self._begun: dict[int, str] = {}
         self._node = ray.get_runtime_context().get_node_id()[:8]
 
     def free_address(self) -> tuple[str, int]:
@@ -125,18 +143,36 @@ class WorkerHost:
     def call(self, invocation: Invocation, *values: Any) -> tuple[Any, Report]:
         """Runs a method. `values` are `invocation.reports` reports, then the arguments. Returns the result and the report."""
         role = self._roles[invocation.role]
-        reports, given = values[: invocation.reports], values[invocation.reports :]
-        taken: dict[int, int] = {}
-        arguments = tuple(self._argument(value, reports, taken) for value in given)
-        started = time.time()
-        result = _run(role.worker, invocation, arguments)
-        ended = time.time()
-        if invocation.keep is not None:
-            keep(Kept(invocation, arguments, result), invocation.keep)
-        with role.lock:
-            asides, role.asides = tuple(role.asides), []
-        report = Report(rows_of(result), size_of(result), taken, started, ended, os.getpid(), self._node, asides)
+        with self._standing(invocation.number):
+            arguments, taken = self._awaited(invocation.number) if invocation.fetched else (values[invocation.reports :], {})
+            self._begun[invocation.number] = "is running"
+            started = time.time()
+            result = _run(role.worker, invocation, arguments)
+            ended = time.time()
+            if invocation.keep is not None:
+                keep(Kept(invocation, arguments, result), invocation.keep)
+            with role.lock:
+                asides, role.asides = tuple(role.asides), []
+            report = Report(rows_of(result), size_of(result), taken, started, ended, os.getpid(), self._node, asides)
         return result, report
+
+    @ray.method(num_returns=0, concurrency_group="fetch")
+    def fetch(self, number: int, reports: int, *values: Any) -> None:
+        """Puts the arguments of a call together, in the thread for it. `values` are so many `reports`, then the arguments as they were sent."""
+        taken: dict[int, int] = {}
+        future = self._fetched.setdefault(number, Future())
+        try:
+            future.set_result((tuple(_argument(value, values[:reports], taken) for value in values[reports:]), taken))
+        except Exception as error:  # noqa: BLE001 - the call raises it
+            future.set_exception(error)
+
+    @ray.method(concurrency_group="inquiry")
+    def where(self) -> tuple[int, dict[int, str], str]:
+        """For a controller that waits in vain: process, what each call that has begun does, by number, and where the threads stand.
+
+        Nothing but built-in types, because a process may ask that cannot import `engine`.
+        """
+        return os.getpid(), dict(self._begun), stacks.text()
 
     @ray.method(num_returns=2, concurrency_group="beside")
     def call_beside(self, invocation: Invocation, *values: Any) -> tuple[Any, Report]:
@@ -160,14 +196,29 @@ class WorkerHost:
         kept: Kept = pickle.loads(path.read_bytes())
         return kept.result, _run(self._roles[kept.invocation.role].worker, kept.invocation, kept.arguments)
 
-    def _argument(self, value: Any, reports: Sequence[Report], taken: dict[int, int]) -> Any:
-        if not isinstance(value, FromWorkers):
-            return value
-        columns = []
-        for parts, positions, operation in zip(value.parts, value.reports, value.operations, strict=True):
-            columns.append(parts.share([reports[position].rows for position in positions], value.share))
-            taken[operation] = taken.get(operation, 0) + size_of(columns[-1])
-        return columns[0] if len(columns) == 1 else join(*aligned(columns))
+    @contextmanager
+    def _standing(self, number: int) -> Iterator[None]:
+        self._begun[number] = "waits for its arguments"
+        try:
+            yield
+        finally:
+            del self._begun[number]
+
+    def _awaited(self, number: int) -> Fetched:
+        try:
+            return self._fetched.setdefault(number, Future()).result()
+        finally:
+            del self._fetched[number]
+
+
+def _argument(value: Any, reports: Sequence[Report], taken: dict[int, int]) -> Any:
+    if not isinstance(value, FromWorkers):
+        return value
+    columns = []
+    for parts, positions, operation in zip(value.parts, value.reports, value.operations, strict=True):
+        columns.append(parts.share([reports[position].rows for position in positions], value.share))
+        taken[operation] = taken.get(operation, 0) + size_of(columns[-1])
+    return columns[0] if len(columns) == 1 else join(*aligned(columns))
 
 
 def _run(worker: Any, invocation: Invocation, arguments: Sequence[Any]) -> Any:

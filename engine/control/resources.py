@@ -27,7 +27,7 @@ class Pool:
         self.name, self.config = name, config
         self.device: Device = resolve_device(config.device)
         self._placement = placement
-        host = ray.remote(concurrency_groups={"beside": 1})(WorkerHost)
+        host = ray.remote(concurrency_groups={"beside": 1, "fetch": 1, "inquiry": 1})(WorkerHost)
         self.hosts: list[Any] = [
             host.options(
                 num_cpus=config.cpus_per_rank,
@@ -43,7 +43,8 @@ class Pool:
         """Calls a method of the hosts themselves, one tuple of arguments a rank; waits for the results. Raises `WorkerError`."""
         chosen = range(len(self.hosts)) if ranks is None else ranks
         references = [getattr(self.hosts[rank], operator).remote(*given) for rank, given in zip(chosen, arguments, strict=True)]
-        return wait([Call(self.name, rank, operator, report=reference) for rank, reference in zip(chosen, references, strict=True)], seconds)
+        calls = [Call(self.name, rank, operator, report=reference, host=self.hosts[rank]) for rank, reference in zip(chosen, references, strict=True)]
+        return wait(calls, seconds)
 
     def address(self, seconds: float) -> tuple[str, int]:
         """Where the ranks can meet: rank 0's node and a free port on it."""

@@ -1,6 +1,7 @@
 """The ranks of one role, called as if they were one object."""
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from engine.control.resources import Pool
 
 INLINE_BYTES = 100_000
 """Ray sends smaller values with the call itself."""
+_NUMBERS = itertools.count()
+"""Of calls, of all groups."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +99,16 @@ class WorkerGroup:
         recorder, calls, results = self.recorder, [], []
         number, shared = recorder.operations, dict[int, Any]()
         for rank in mode.ranks(mesh):
-            call = Call(self.role, rank, operator, recorder.step, upstream=upstream)
+            host, call = self.pool.hosts[rank], Call(self.role, rank, operator, recorder.step, upstream=upstream)
+            call.host, call.number = host, next(_NUMBERS)
             keep = None if recorder.keep is None else recorder.keep / f"{number:03d}.{self.role}.{operator}.{rank}.pickle"
-            invocation = Invocation(self.role, operator, tuple(named), len(reports), keep)
+            invocation = Invocation(self.role, operator, tuple(named), call.number, len(reports), bool(futures), keep)
             values = [self._value(argument, mode, mesh, rank, reports, shared) for argument in given]
-            method = self.pool.hosts[rank].call_beside if registration.beside else self.pool.hosts[rank].call
-            # Named, so that an error in a worker's log tells where it belongs.
+            if futures:
+                host.fetch.options(name=f"{call}: arguments").remote(call.number, len(reports), *reports, *values)
+                values = []
+            method = host.call_beside if registration.beside else host.call
+            # Named, so that an error in a worker's log tells where it belongs. Reports go to both: where one is an error, neither runs.
             result, call.report = method.options(name=str(call)).remote(invocation, *reports, *values)
             calls.append(call)
             results.append(result)

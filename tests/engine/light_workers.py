@@ -4,6 +4,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -46,6 +47,23 @@ def unseal(forbidden_process: int) -> Sealed:
     if os.getpid() == forbidden_process:
         raise PermissionError("a sealed value came into the process that it must not pass")
     return Sealed(forbidden_process)
+
+
+class Arriving:
+    """Becomes the number of the thread that unpickles it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return threading.get_ident, ()
+
+
+class Late:
+    """Whoever unpickles it waits for a file."""
+
+    def __init__(self, until: Path) -> None:
+        self.until = until
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return wait_for, (self.until, LONGER_THAN_ANY_TEST_SECONDS)
 
 
 class Backwards(type(DATA_PARALLEL)):  # type: ignore[misc]
@@ -146,6 +164,22 @@ class LightWorker:
     @register(DATA_PARALLEL)
     def count_sealed(self, items: list[tuple[int, Sealed]]) -> list[tuple[int, int]]:
         return [(self.rank, number) for number, sealed in items if isinstance(sealed, Sealed)]
+
+    @register(DATA_PARALLEL)
+    def carry(self, items: list[Any]) -> list[Any]:
+        return [Arriving() for _ in items]
+
+    @register(DATA_PARALLEL)
+    def threads(self, arrived_in: list[Any]) -> list[tuple[Any, int]]:
+        return [(thread, threading.get_ident()) for thread in arrived_in]
+
+    @register(DATA_PARALLEL, beside=True)
+    def threads_beside(self, arrived_in: list[Any]) -> list[tuple[Any, int]]:
+        return self.threads(arrived_in)
+
+    @register(DATA_PARALLEL)
+    def delay(self, items: list[Path]) -> list[Late]:
+        return [Late(item) for item in items]
 
     @register(DATA_PARALLEL)
     def meaningless(self, items: list[int]) -> int:

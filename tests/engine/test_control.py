@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,7 +20,7 @@ from light_workers import LightWorker
 from engine.batch import Batch
 from engine.config import PoolConfig, ResourcesConfig
 from engine.control.deadline import WorkerError
-from engine.control.future import join
+from engine.control.future import BatchFuture, join
 from engine.control.resources import Pool, ResourceError, open_pools
 from engine.control.worker_group import WorkerGroup
 from engine.trainer.session import import_path
@@ -200,6 +201,16 @@ def test_what_is_told_in_vain_disturbs_nobody(group: WorkerGroup, four: WorkerGr
     assert four.heard_so_far().get() == before
 
 
+def test_one_thread_takes_what_lies_in_workers(group: WorkerGroup) -> None:
+    # Two threads that borrow the same object can wait for it for ever (see `WorkerHost`). Mutation: `fetch` without a group of its own, or
+    # arguments put together in the thread that uses them.
+    carried = group.carry([1, 2])
+    first, second = group.threads(carried), group.threads_beside(carried)
+    for (arrived, own), (arrived_beside, beside) in zip(first.get(), second.get(), strict=True):
+        assert arrived == arrived_beside
+        assert len({arrived, own, beside}) == 3
+
+
 def test_two_roles_in_one_process(cluster: None) -> None:
     with opened() as found:
         second = light(found.pool, "second")
@@ -262,9 +273,52 @@ def test_silence_is_named_at_the_deadline(group: WorkerGroup, tmp_path: Path) ->
     future = group.be_silent(1, tmp_path / "end")
     assert future.deadline_seconds == DEADLINE_SECONDS
     # Mutation: wait for ever, or name every rank.
-    with pytest.raises(WorkerError, match=r"^no answer within 2 s \(resources\.call_deadline_seconds\) from: light rank 1, be_silent$"):
+    with pytest.raises(WorkerError, match=r"^no answer within 2 s \(resources\.call_deadline_seconds\) from: light rank 1, be_silent\n"):
         replace(future, deadline_seconds=2.0).get()
     (tmp_path / "end").touch()
+
+
+def unanswered(future: BatchFuture) -> str:
+    """What the error says where the silent calls stand."""
+    with pytest.raises(WorkerError, match=r"^no answer within 2 s .*\n") as raised:
+        replace(future, deadline_seconds=2.0).get()
+    return str(raised.value).partition("\n")[2]
+
+
+def test_silent_workers_say_where_they_stand(cluster: None, tmp_path: Path) -> None:
+    with opened() as found:
+        group = found.group
+        late = group.tag(group.delay([tmp_path / "a", tmp_path / "b"]))
+        # Mutations: ask in the thread of the calls; ask from the controller itself, behind calls that are not yet sent.
+        behind = group.sleep(3600.0)
+        waiting = group.tag(group.tag([1, 2]))
+        # The arguments' thread is told as well, down to the line that keeps it.
+        said = unanswered(late)
+        assert re.match(r"light rank 0, tag waits for its arguments\. Process \d+ stands at\n", said)
+        assert re.search(r"^light rank 1, tag waits for its arguments\.", said, re.MULTILINE)
+        assert re.search(r"light_workers\.py:\d+ in wait_for: ", said)
+        for name in "ab":
+            (tmp_path / name).touch()
+        late.get()
+        said = unanswered(behind)
+        assert re.match(r"light rank 0, sleep is running\. Process \d+ stands at\n  a thread:\n", said)
+        assert re.search(r"light_workers\.py:\d+ in sleep: time\.sleep\(seconds\)$", said, re.MULTILINE)
+        # Mutation: say of every silent call that it is running.
+        assert re.match(r"light rank 0, tag has not begun\. Process \d+ stands at\n(.*\n)+.* in sleep: ", unanswered(waiting))
+
+
+def test_a_stopped_worker_is_said_to_be_stopped(cluster: None) -> None:
+    with opened() as found:
+        processes = found.group.process_id().get()
+        asleep = found.group.sleep(3600.0)
+        os.kill(processes[1], signal.SIGSTOP)
+        try:
+            said = unanswered(asleep)
+        finally:
+            os.kill(processes[1], signal.SIGCONT)
+        # Mutation: wait for all answers, and say nothing where one is missing.
+        assert re.match(rf"light rank 0, sleep is running\. Process {processes[0]} stands at\n", said)
+        assert re.search(r"^light rank 1, sleep: the process does not say where it stands: ", said, re.MULTILINE)
 
 
 def kill_one(group: WorkerGroup) -> None:
