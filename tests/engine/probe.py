@@ -70,13 +70,13 @@ def mend_synchronisation(actor: Any) -> None:
     actor.__dict__.pop("mend", lambda: None)()
 
 
-def compare_an_eighth(actor: Any) -> None:
-    """A bound on the proof that no synchronisation of a toy keeps; what it then compares does not depend on how long anything takes."""
+def bound_the_proof(actor: Any, share: float | None) -> None:
+    """A bound that no synchronisation of a toy keeps: each compares the least share, whatever anything takes. None takes it away."""
     import engine.reshard.proof
 
-    engine.reshard.proof.LEAST_SHARE = 1 / 8
+    engine.reshard.proof.LEAST_SHARE = share or 1.0
     synchroniser = actor._synchroniser
-    synchroniser._max_proof_share, synchroniser._coverage = 1e-9, synchroniser._coverage.following(1 / 8)
+    synchroniser._max_proof_share, synchroniser._coverage = share and 1e-9, synchroniser._coverage.following(share or 1.0)
 
 
 def _replaced(owner: Any, name: str, value: Any) -> Callable[[], None]:

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from probe import (
+    bound_the_proof,
     break_synchronisation,
-    compare_an_eighth,
     head_not_packed,
     layer_not_packed,
     mend_synchronisation,
@@ -123,18 +123,22 @@ def test_in_turns_every_slice_is_compared() -> None:
     assert sorted(seen) == list(range(500))
 
 
+def synchronise_often(session: Session, times: int, compared: float) -> None:
+    for _ in range(times):
+        move(session)
+        assert {rank["proof_coverage"] for rank in session.actor.synchronise().get()} == {compared}
+
+
 def test_a_bounded_proof_finds_what_stays_wrong(session: Session) -> None:
     """What is wrong in every synchronisation is found within as many as it takes to look at everything once."""
-    session.actor.apply(compare_an_eighth).get()
+    session.actor.apply(bound_the_proof, 1 / 8).get()
     session.actor.apply(break_synchronisation, 1, row_stale).get()
     try:
         with pytest.raises(WorkerError, match=r"ProofError: rank 1: .*model\.embed_tokens\.weight"):
-            for _ in range(9):
-                move(session)
-                coverage = {rank["proof_coverage"] for rank in session.actor.synchronise().get()}
-                assert max(coverage) < 0.2
+            synchronise_often(session, 9, compared=1 / 8)
     finally:
         session.actor.apply(mend_synchronisation).get()
+        session.actor.apply(bound_the_proof, None).get()
     assert {rank["proof_coverage"] for rank in session.actor.synchronise().get()} == {1.0}
 
 
