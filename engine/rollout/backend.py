@@ -1,13 +1,13 @@
 """What the hybrid actor asks of a generation engine."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from engine.config import RolloutConfig, SamplingConfig
+from engine.config import LoRAConfig, RolloutConfig, SamplingConfig
 from engine.control.mesh import Mesh
 
 
@@ -36,10 +36,21 @@ class Response:
 
 
 class RolloutBackend(Protocol):
-    """A generation engine on this rank, or this rank's share of one that several ranks run together."""
+    """A generation engine on this rank, or this rank's share of one that several ranks run together.
+
+    With `lora` it computes with the weights of `model_directory` and an adapter beside them, never merged; without, with what `load_weights`
+    gives it.
+    """
 
     def __init__(
-        self, model_directory: Path, config: RolloutConfig, dtype: torch.dtype, device: torch.device, max_context_tokens: int, tokenizer: Any
+        self,
+        model_directory: Path,
+        config: RolloutConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_context_tokens: int,
+        tokenizer: Any,
+        lora: LoRAConfig | None,
     ) -> None: ...
 
     @classmethod
@@ -53,4 +64,8 @@ class RolloutBackend(Protocol):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Takes every tensor of the model by its checkpoint name, and forgets what it had cached under the old ones."""
+        ...
+
+    def load_adapter(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Takes the whole adapter by peft's checkpoint names, and forgets the one before with what was cached under it. Of an engine with `lora`."""
         ...

@@ -1,31 +1,42 @@
 """Generation with plain `transformers`: a loop that is easy to believe, for tiny models and for checking vLLM."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from engine.config import RolloutConfig, SamplingConfig
+from engine.config import LoRAConfig, RolloutConfig, SamplingConfig
 from engine.control.mesh import Mesh
 from engine.rollout.backend import Request, Response
 from engine.rollout.limits import check_prompts
 from engine.rollout.stop import StopTexts
+from engine.training.lora import add_adapters, take_adapters
 
 
 class TransformersBackend:
     """The whole model on this rank. Requests are decoded side by side in batches of `max_concurrent_samples`; rows that are done leave the batch."""
 
     def __init__(
-        self, model_directory: Path, config: RolloutConfig, dtype: torch.dtype, device: torch.device, max_context_tokens: int, tokenizer: Any
+        self,
+        model_directory: Path,
+        config: RolloutConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_context_tokens: int,
+        tokenizer: Any,
+        lora: LoRAConfig | None,
     ) -> None:
         self.mesh(config, 1)  # refuses what this backend cannot do
         self._config = config
         self._device = device
         self._max_context_tokens = max_context_tokens
         self._tokenizer = tokenizer
-        self._model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=dtype).to(device).eval().requires_grad_(False)
+        model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=dtype)
+        if lora is not None:
+            add_adapters(model, lora)
+        self._model = model.to(device).eval().requires_grad_(False)
         ends = self._model.generation_config.eos_token_id  # a token, several, or None
         self._ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
 
@@ -63,6 +74,10 @@ class TransformersBackend:
         missing = [name for name, parameter in self._model.named_parameters() if parameter.data_ptr() not in given]
         if unknown or missing:
             raise ValueError(f"these are not the weights of this {self._model.config.model_type} model: missing {missing}, unknown {unknown}")
+
+    def load_adapter(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """See `RolloutBackend`. Raises `ValueError` when the adapter belongs to another model."""
+        take_adapters(self._model, weights)
 
     def _decode(self, rows: list["_Row"]) -> Iterator[tuple[int, Response]]:
         cache = DynamicCache(config=self._model.config)

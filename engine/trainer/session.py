@@ -73,6 +73,8 @@ class Session:
                     raise ConfigurationMismatchError(message)
         self.actor.tell_finished(self.reward.outlet("score_ahead")).get()
         self.actor.synchronise().get()
+        if config.training.lora is not None:
+            self.actor.check_base().get()
 
     @classmethod
     @contextmanager

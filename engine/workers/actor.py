@@ -24,7 +24,7 @@ from engine.control.mesh import Mesh
 from engine.control.worker_group import Outlet
 from engine.export import save_checkpoint
 from engine.metrics import Mean, Statistics, Sum
-from engine.rollout.backend import Response, RolloutBackend
+from engine.rollout.backend import Request, Response, RolloutBackend
 from engine.rollout.plan import SamplePlan
 from engine.rollout.registry import BACKENDS
 from engine.training.lora import export_adapter
@@ -35,6 +35,8 @@ ROLLOUT = "rollout"
 """The mesh over which the rollout engines divide their requests."""
 SECONDS_BETWEEN_TELLINGS = 0.05
 """Finished samples are told to the rewards at most so often: each telling costs a fraction of a millisecond."""
+PROBE_TOKENS = 8
+"""Of a prompt and of the response to it, by which the base is compared."""
 
 
 class Phase(Enum):
@@ -54,7 +56,13 @@ class HybridActor(TrainedWorker):
         self._tokenizer = AutoTokenizer.from_pretrained(self.model_directory)
         self._rollout_class = BACKENDS.get(self.config.rollout.backend)
         self._rollout: RolloutBackend = self._rollout_class(
-            self.model_directory, self.config.rollout, self.dtype, self.device, max_context_tokens, self._tokenizer
+            self.model_directory,
+            self.config.rollout,
+            self.dtype,
+            self.device,
+            max_context_tokens,
+            self._tokenizer,
+            self.config.training.lora,
         )
         self._phase = Phase.STALE
         self._weight_version = 0
@@ -181,6 +189,8 @@ class HybridActor(TrainedWorker):
     def synchronise(self) -> dict[str, float]:
         """Gives the rollout engine the trainer's weights, cast before they go over the wire, and counts up the weight version.
 
+        With LoRA it gives the adapter alone: the base never changes, and the engine has read it from where the trainer has.
+
         Returns seconds, the bytes that this rank received, the version, and the largest memory of this process so far (on a GPU, of its device).
         """
         started = time.perf_counter()
@@ -190,10 +200,15 @@ class HybridActor(TrainedWorker):
         def counted() -> Iterator[tuple[str, torch.Tensor]]:
             nonlocal received
             for name, tensor in self.training.full_weights(self.dtype):
-                received += tensor.numel() * tensor.element_size() * (self.ranks - 1) // self.ranks
+                received += self._bytes_of_others(tensor)
                 yield name, tensor
 
-        self._rollout.load_weights(counted())
+        if self.config.training.lora is not None:
+            adapter = self.training.adapter_weights(self.dtype)
+            received = sum(map(self._bytes_of_others, adapter.values()))
+            self._rollout.load_adapter(adapter)
+        else:
+            self._rollout.load_weights(counted())
         self._weight_version += 1
         self._phase = Phase.READY
         return {
@@ -202,6 +217,26 @@ class HybridActor(TrainedWorker):
             "version": float(self._weight_version),
             "peak_gigabytes": self._peak_gigabytes(),
         }
+
+    @register(ALL)
+    def check_base(self) -> None:
+        """With LoRA, once, after the first synchronisation: trainer and rollout engine have read the base each by itself; do both compute with it?
+
+        RuntimeError where they differ by more than `rollout.max_log_prob_difference` about a greedy response to a prompt of no meaning.
+        """
+        bound = self.config.rollout.max_log_prob_difference
+        prompt = torch.randint(len(self._tokenizer), (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0)).tolist()
+        ((_, response),) = self._rollout.stream([Request(prompt, seed=0, sampling=None, max_tokens=PROBE_TOKENS)])
+        probe = Batch(_token_tensors([prompt], [response]))
+        with torch.no_grad():
+            scores = self.training.score(probe, temperature=1.0)
+        found = rollout_agreement(scores.log_probs.cpu(), probe.tensors["rollout_log_probs"], probe.tensors["response_mask"]).result()
+        if bound is not None and not found["policy/max_log_prob_difference"] <= bound:
+            raise RuntimeError(
+                f"log-probs of trainer and rollout.backend={self.config.rollout.backend} differ by {found['policy/max_log_prob_difference']:.3g} "
+                f"(rollout.max_log_prob_difference={bound:g}) after a synchronisation of the adapter: "
+                f"one of them does not compute with the base in {self.model_directory}, or in another dtype"
+            )
 
     @register(ALL)
     def export(self, directory: Path) -> None:
@@ -213,7 +248,7 @@ class HybridActor(TrainedWorker):
     def export_adapter(self, directory: Path) -> None:
         """Writes the adapter alone, in peft's format: `PeftModel.from_pretrained(base, directory)` loads it; rank 0 writes."""
         assert self.config.training.lora is not None, "there is no adapter without training.lora"
-        weights = self.training.adapter_weights()
+        weights = self.training.adapter_weights(torch.float32)
         if self.rank == 0:
             export_adapter(directory, weights, self.config.training.lora, str(self.model_directory))
 
@@ -230,6 +265,10 @@ class HybridActor(TrainedWorker):
     def _rl_stage(self) -> RLStageConfig:
         assert isinstance(self._stage, RLStageConfig), f"a call of an RL stage within a stage of kind {self._stage.kind}"
         return self._stage
+
+    def _bytes_of_others(self, tensor: torch.Tensor) -> int:
+        """What this rank receives of a tensor, of which every rank holds as much."""
+        return tensor.numel() * tensor.element_size() * (self.ranks - 1) // self.ranks
 
     def _peak_gigabytes(self) -> float:
         if self.device.type == "cuda":
