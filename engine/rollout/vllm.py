@@ -64,7 +64,7 @@ class VLLMBackend:
             # Log-probs of the distribution that tokens are drawn from, temperature applied.
             logprobs_mode="processed_logprobs",
             weight_transfer_config=WeightTransferConfig(backend="in_process"),
-            **(adapter_arguments(model_directory, lora) if lora is not None else {}),
+            **(adapter_arguments(model_directory, lora, dtype, device) if lora is not None else {}),
             disable_log_stats=True,
             seed=0,
         )

@@ -14,8 +14,10 @@ from engine.config import LoRAConfig
 from engine.training.lora import adapted_layers
 
 
-def adapter_arguments(model_directory: Path, lora: LoRAConfig) -> dict[str, Any]:
+def adapter_arguments(model_directory: Path, lora: LoRAConfig, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Arguments of vLLM's engine. ValueError names the key that asks for what vLLM does not do."""
+    if device.type == "cuda" and dtype is torch.float32:
+        raise ValueError("model.dtype: on GPUs vLLM applies adapters in bfloat16 only; set bfloat16, or choose rollout.backend=transformers")
     ranks = [rank for rank in get_args(MaxLoRARanks) if rank >= lora.rank]
     if not ranks:
         raise ValueError(
