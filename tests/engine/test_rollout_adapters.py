@@ -1,7 +1,7 @@
 """Adapters in the rollout backends: they answer as the merged model does, and what vLLM holds is proved to be what it was given."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ WIDE = LoRAConfig(rank=4, alpha=6.0)
 # A rank of which vLLM has no adapters, and a fused layer one part of which has none.
 NARROW = LoRAConfig(rank=3, alpha=12.0, target_modules=["q_proj", "v_proj", "down_proj"])
 LORA = {"vllm": WIDE, "pair": NARROW, "plain": WIDE, "plain narrow": NARROW}
+RANKS = {"vllm": 1, "pair": 2}
 LAYER = "base_model.model.model.layers.1"
 Weights = dict[str, torch.Tensor]
 
@@ -36,13 +37,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engines(model: Path) -> Iterator[dict[str, Any]]:
-    vllm = Ranks("vllm", model, CONFIG, lora=WIDE)
-    pair = Ranks("vllm", model, CONFIG.model_copy(update={"tensor_parallel_ranks": 2}), ranks=2, lora=NARROW)
-    plain = {name: InProcess("transformers", model, CONFIG, LORA[name]) for name in ("plain", "plain narrow")}
-    yield {"vllm": vllm, "pair": pair, **plain}
-    vllm.close()
-    pair.close()
+def start(model: Path) -> Iterator[Callable[[str], Any]]:
+    """An engine by its name, the same at every call."""
+    started: dict[str, Any] = {}
+
+    def engine(name: str) -> Any:
+        if name not in started:
+            if name in RANKS:
+                config = CONFIG.model_copy(update={"tensor_parallel_ranks": RANKS[name]})
+                started[name] = Ranks("vllm", model, config, RANKS[name], LORA[name])
+            else:
+                started[name] = InProcess("transformers", model, CONFIG, LORA[name])
+        return started[name]
+
+    yield engine
+    for name in RANKS.keys() & started.keys():
+        started[name].close()
 
 
 def adapter(model: Path, lora: LoRAConfig, seed: int) -> Weights:
@@ -98,15 +108,14 @@ def objection(backend: Any, weights: Weights, scaling: float) -> str:
 # rows in the comparison.
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", LORA)
-def test_an_adapter_answers_as_the_model_it_would_make(engines: dict[str, Any], model: Path, tmp_path: Path, name: str) -> None:
-    asked, lora = requests(model), LORA[name]
+def test_an_adapter_answers_as_the_model_it_would_make(start: Callable[[str], Any], model: Path, tmp_path: Path, name: str) -> None:
+    asked, lora, engine = requests(model), LORA[name], start(name)
     seen = []
     for number, seed in enumerate((1, 2, 1)):
         weights = adapter(model, lora, seed)
-        held = engines[name].ask(load, weights)
-        assert all(len(adapters) == (name in ("vllm", "pair")) for adapters in held)
+        assert all(len(held) == (name in RANKS) for held in engine.ask(load, weights))
         expected = answers(InProcess("transformers", merged(model, lora, weights, tmp_path / str(number)), CONFIG), asked)
-        drawn = answers(engines[name], asked)
+        drawn = answers(engine, asked)
         assert [one.tokens for one in drawn] == [one.tokens for one in expected]
         for one, other in zip(drawn, expected, strict=True):
             torch.testing.assert_close(torch.tensor(one.log_probs), torch.tensor(other.log_probs), atol=1e-4, rtol=0)
@@ -120,12 +129,12 @@ def changed(weights: Weights, name: str, row: int, column: int) -> Weights:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["vllm", "pair"])
-def test_vllm_is_proved_to_hold_what_it_was_given(engines: dict[str, Any], model: Path, name: str) -> None:
-    engine, lora = engines[name], LORA[name]
+@pytest.mark.parametrize("name", RANKS)
+def test_vllm_is_proved_to_hold_what_it_was_given(start: Callable[[str], Any], model: Path, name: str) -> None:
+    engine, lora = start(name), LORA[name]
     weights, scaling = adapter(model, lora, 3), lora.alpha / lora.rank
     engine.ask(load, weights)
-    everywhere = [True] * (1 if name == "vllm" else 2)
+    everywhere = [True] * RANKS[name]
     last = [False, True][-len(everywhere) :]
 
     def found(weights: Weights, scaling: float = scaling) -> list[str]:
@@ -153,10 +162,10 @@ def test_vllm_is_proved_to_hold_what_it_was_given(engines: dict[str, Any], model
     assert all("training.lora.target_modules" in text and "model.layers.7.self_attn.v_proj" in text for text in said)
 
 
-def test_the_plain_backend_refuses_the_adapter_of_another_model(engines: dict[str, Any], model: Path) -> None:
+def test_the_plain_backend_refuses_the_adapter_of_another_model(start: Callable[[str], Any], model: Path) -> None:
     # Mutation: copy what is there.
     with pytest.raises(ValueError, match=r"missing \['base_model\.model\.model\.layers\.0.*q_proj.lora_A\.weight'.* unknown \[\]"):
-        engines["plain"].ask(load, adapter(model, NARROW.model_copy(update={"target_modules": ["v_proj"]}), 0))
+        start("plain").ask(load, adapter(model, NARROW.model_copy(update={"target_modules": ["v_proj"]}), 0))
 
 
 def test_what_vllm_does_not_do_is_refused_before_it_starts(model: Path) -> None:
