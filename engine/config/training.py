@@ -29,6 +29,7 @@ class LoRAConfig(Settings):
     """Low-rank adapters in place of full training (Hu et al. 2021, arXiv:2106.09685). The reference is then the base with the adapter off."""
 
     rank: Positive = 16
+    """At most 512 for rollout.backend=vllm."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
     """Adapters are scaled by alpha / rank."""
     target_modules: list[str] = ["all_linear"]

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.config import RolloutConfig, SamplingConfig
+from engine.config import LoRAConfig, RolloutConfig, SamplingConfig
 from engine.control.mesh import Mesh
 from engine.reshard.layout import Tensor
 from engine.reshard.proof import Proof
@@ -40,13 +40,24 @@ class Response:
 
 
 class RolloutBackend(Protocol):
-    """A generation engine on this rank, or this rank's share of one that several ranks run together."""
+    """A generation engine on this rank, or this rank's share of one that several ranks run together.
+
+    With `lora` it computes with the weights of `model_directory` and an adapter beside them, never merged; without, with what `receive`
+    gives it.
+    """
 
     weight_version: int | None
     """Of the weights that it computes with; None while they are not all the same version's."""
 
     def __init__(
-        self, model_directory: Path, config: RolloutConfig, dtype: torch.dtype, device: torch.device, max_context_tokens: int, tokenizer: Any
+        self,
+        model_directory: Path,
+        config: RolloutConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_context_tokens: int,
+        tokenizer: Any,
+        lora: LoRAConfig | None,
     ) -> None: ...
 
     @classmethod
@@ -67,4 +78,8 @@ class RolloutBackend(Protocol):
 
         Shows the proof each slice where it landed (`landed`), and each packed weight (`packed`). From then on it has the proof's version.
         """
+        ...
+
+    def load_adapter(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """Takes the whole adapter by peft's checkpoint names, and forgets the one before with what was cached under it. Of an engine with `lora`."""
         ...

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from engine.config import RolloutConfig, SamplingConfig
+from engine.config import LoRAConfig, RolloutConfig, SamplingConfig
 from engine.control.mesh import Mesh
 from engine.reshard.checkpoint import checkpoint_of
 from engine.reshard.landing import Landings
@@ -18,20 +18,31 @@ from engine.reshard.synchronise import Arrivals, Loaded
 from engine.rollout.backend import Request, Response
 from engine.rollout.limits import check_prompts
 from engine.rollout.stop import StopTexts
+from engine.training.lora import add_adapters, take_adapters
 
 
 class TransformersBackend:
     """The whole model on this rank. Requests are decoded side by side in batches of `max_concurrent_samples`; rows that are done leave the batch."""
 
     def __init__(
-        self, model_directory: Path, config: RolloutConfig, dtype: torch.dtype, device: torch.device, max_context_tokens: int, tokenizer: Any
+        self,
+        model_directory: Path,
+        config: RolloutConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_context_tokens: int,
+        tokenizer: Any,
+        lora: LoRAConfig | None,
     ) -> None:
         self.mesh(config, 1)  # refuses what this backend cannot do
         self._config = config
         self._device = device
         self._max_context_tokens = max_context_tokens
         self._tokenizer = tokenizer
-        self._model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=dtype).to(device).eval().requires_grad_(False)
+        model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=dtype)
+        if lora is not None:
+            add_adapters(model, lora)
+        self._model = model.to(device).eval().requires_grad_(False)
         self.weight_version: int | None = None
         ends = self._model.generation_config.eos_token_id  # a token, several, or None
         self._ends = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
@@ -83,6 +94,12 @@ class TransformersBackend:
             proof.landed(piece, place.seen(parameters[place.parameter], piece))
         self.weight_version = proof.version
         return Loaded()
+
+    def load_adapter(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """See `RolloutBackend`. Raises `ValueError` when the adapter belongs to another model."""
+        self.weight_version = None
+        take_adapters(self._model, weights)
+        self.weight_version = version
 
     def _decode(self, rows: list["_Row"]) -> Iterator[tuple[int, Response]]:
         cache = DynamicCache(config=self._model.config)

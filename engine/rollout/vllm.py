@@ -2,12 +2,14 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from engine.config import RolloutConfig
+from engine.config import LoRAConfig, RolloutConfig
 from engine.control.mesh import Mesh
 from engine.reshard.layout import Tensor
 from engine.reshard.proof import Proof
@@ -16,6 +18,7 @@ from engine.reshard.synchronise import Arrivals, Loaded
 from engine.rollout.backend import Request, Response
 from engine.rollout.limits import check_prompts
 from engine.rollout.stop import StopTexts
+from engine.training.lora import export_adapter
 
 MIN_TEMPERATURE = 0.01
 """vLLM quietly raises lower ones to this."""
@@ -29,16 +32,27 @@ class VLLMBackend:
     """
 
     def __init__(
-        self, model_directory: Path, config: RolloutConfig, dtype: torch.dtype, device: torch.device, max_context_tokens: int, tokenizer: Any
+        self,
+        model_directory: Path,
+        config: RolloutConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_context_tokens: int,
+        tokenizer: Any,
+        lora: LoRAConfig | None,
     ) -> None:
         from vllm import LLM
         from vllm.config import WeightTransferConfig
 
+        from engine.rollout.vllm_adapter import adapter_arguments
         from engine.rollout.weight_transfer import BACKEND
 
         self._max_context_tokens = max_context_tokens
         self._tokenizer = tokenizer
         self._names = map(str, itertools.count())
+        self._lora = lora
+        self._adapter: Any = None
+        self._adapter_numbers = itertools.count(1)
         self._llm = LLM(
             model=str(model_directory),
             skip_tokenizer_init=True,
@@ -54,6 +68,7 @@ class VLLMBackend:
             # Log-probs of the distribution that tokens are drawn from, temperature applied.
             logprobs_mode="processed_logprobs",
             weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+            **(adapter_arguments(model_directory, lora, dtype, device) if lora is not None else {}),
             disable_log_stats=True,
             seed=0,
         )
@@ -88,7 +103,7 @@ class VLLMBackend:
                 unfinished[name] = position, StopTexts(self._tokenizer, stop) if stop else None
                 # Blocks of the prefix cache are found by their weight version as well: none of old weights is used, whatever lies there.
                 prompt = {"prompt_token_ids": list(request.prompt_tokens), "cache_salt": f"weights {self.weight_version}"}
-                engine.add_request(name, prompt, self._parameters(request))
+                engine.add_request(name, prompt, self._parameters(request), lora_request=self._adapter)
             while unfinished:
                 for output in engine.step():
                     position, texts = unfinished[output.request_id]
@@ -115,10 +130,35 @@ class VLLMBackend:
         self._llm.start_weight_update()
         self._llm.update_weights({"update_info": {"arrivals": arrivals, "proof": proof}})
         self._llm.finish_weight_update()
-        if not self._llm.reset_prefix_cache():
-            raise RuntimeError("vLLM kept its prefix cache after a synchronisation: blocks of the old weights would be reused")
+        self._forget_prefixes()
         self.weight_version = proof.version
         return self._transfer.loaded
+
+    def load_adapter(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
+        """See `RolloutBackend`. Raises what `check_adapter` raises when vLLM does not hold what it was given."""
+        from vllm.lora.request import LoRARequest
+
+        from engine.rollout.vllm_adapter import check_adapter
+
+        assert self._lora is not None, "an engine that was started without training.lora takes no adapter"
+        self.weight_version = None
+        engine = self._llm.llm_engine
+        if self._adapter is not None:
+            engine.remove_lora(self._adapter.lora_int_id)
+        number = next(self._adapter_numbers)
+        # vLLM reads adapters from files. Without them it cannot load an old one again, which it would do quietly.
+        with TemporaryDirectory(prefix="adapter-") as directory:
+            files = Path(directory) / "adapter"
+            export_adapter(files, weights, self._lora)
+            self._adapter = LoRARequest(f"adapter-{number}", number, str(files))
+            engine.add_lora(self._adapter)
+        self._llm.apply_model(partial(check_adapter, weights=weights, scaling=self._lora.alpha / self._lora.rank))
+        self._forget_prefixes()
+        self.weight_version = version
+
+    def _forget_prefixes(self) -> None:
+        if not self._llm.reset_prefix_cache():
+            raise RuntimeError("vLLM kept its prefix cache after a synchronisation: blocks of the old weights would be reused")
 
     def _parameters(self, request: Request) -> Any:
         from vllm import SamplingParams

@@ -73,6 +73,7 @@ class Session:
                     raise ConfigurationMismatchError(message)
         self.actor.tell_finished(self.reward.outlet("score_ahead")).get()
         self.actor.synchronise().get()
+        self.actor.probe().get()
 
     @classmethod
     @contextmanager

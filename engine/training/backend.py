@@ -91,8 +91,8 @@ class TrainingBackend(Protocol):
         """Every tensor of the model by its checkpoint name, whole, on every rank, one at a time; adapters merged."""
         ...
 
-    def adapter_weights(self) -> dict[str, torch.Tensor]:
-        """The adapters alone, whole, by peft's checkpoint names; empty without LoRA."""
+    def adapter_weights(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """The adapters alone, whole, on every rank's host, by peft's checkpoint names; empty without LoRA."""
         ...
 
     def without_adapter(self) -> AbstractContextManager[None]:

@@ -152,10 +152,10 @@ class FSDPBackend:
         for name, tensor in merged_weights(self._model, whole, dtype):
             yield name.removeprefix("causal."), tensor
 
-    def adapter_weights(self) -> dict[str, torch.Tensor]:
+    def adapter_weights(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """See `TrainingBackend`."""
         self._reshard()
-        return adapter_weights(self._model.causal, whole)
+        return adapter_weights(self._model.causal, whole, dtype)
 
     def without_adapter(self) -> AbstractContextManager[None]:
         """See `TrainingBackend`."""

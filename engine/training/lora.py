@@ -43,13 +43,27 @@ def add_adapters(model: PreTrainedModel, config: LoRAConfig) -> None:
     """
     from peft import inject_adapter_in_model
 
-    described = _peft_config(config, _targets(model, config.target_modules))
+    described = _peft_config(config, adapted_layers(model, config.target_modules))
     with torch.random.fork_rng(devices=[]):  # peft draws a start of its own, which is replaced below
         inject_adapter_in_model(described, model, adapter_name=ADAPTER)
     with torch.no_grad():
         parameters = dict(model.named_parameters())
         for name, start in starting_adapters(model):
             parameters[name].copy_(start)
+
+
+def adapted_layers(model: PreTrainedModel, wanted: list[str]) -> list[str]:
+    """Last parts of the names of the layers that `training.lora.target_modules` asks for.
+
+    The output head is none of them: where it is tied, its adapter would have to be the embedding's too. ValueError as `add_adapters`.
+    """
+    head = model.get_output_embeddings()
+    linear = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head})
+    unknown = [name for name in wanted if name not in (*linear, ALL_LINEAR)]
+    if unknown or not wanted:
+        what = f"{', '.join(unknown)} is not a linear layer of this model" if unknown else "it is empty"
+        raise ValueError(f"training.lora.target_modules: {what}; there are: {', '.join(linear)}; or {ALL_LINEAR}")
+    return linear if ALL_LINEAR in wanted else sorted(set(wanted))
 
 
 def starting_adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -92,13 +106,19 @@ def merged_weights(model: nn.Module, whole: Whole, dtype: torch.dtype) -> Iterat
             yield base_name(name), torch.addmm(whole(parameter.detach()), b, a, alpha=layer.scaling[ADAPTER]).to(dtype)
 
 
-def adapter_weights(model: nn.Module, whole: Whole) -> dict[str, Tensor]:
-    """A copy of the adapters alone, whole, on the host, by the names of peft's checkpoints."""
-    return {
-        PREFIX + name.replace(f".{ADAPTER}.", "."): whole(parameter.detach()).to("cpu", copy=True)
-        for name, parameter in model.named_parameters()
-        if is_adapter(name)
-    }
+def adapter_weights(model: nn.Module, whole: Whole, dtype: torch.dtype) -> dict[str, Tensor]:
+    """A copy of the adapters alone, on the host, by the names of peft's checkpoints; cast to `dtype` before they are made whole."""
+    return {name: whole(parameter.detach().to(dtype)).to("cpu", copy=True) for name, parameter in _adapters(model).items()}
+
+
+def take_adapters(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copies what `adapter_weights` gave into the adapters of a whole model, cast to their type. ValueError where they are of another model."""
+    own = _adapters(model)
+    if own.keys() != weights.keys():
+        missing, unknown = sorted(own.keys() - weights.keys()), sorted(weights.keys() - own.keys())
+        raise ValueError(f"these are not the adapters of this model: missing {missing}, unknown {unknown}")
+    for name, parameter in own.items():
+        parameter.detach().copy_(weights[name])
 
 
 def adapters_off(model: nn.Module) -> AbstractContextManager[None]:
@@ -145,6 +165,10 @@ def export_adapter(directory: Path, weights: Mapping[str, Tensor], config: LoRAC
                     raise OSError(f"{directory}: tensor {name} differs from what was written; the disk may be full or faulty")
 
 
+def _adapters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {PREFIX + name.replace(f".{ADAPTER}.", "."): parameter for name, parameter in model.named_parameters() if is_adapter(name)}
+
+
 def _adapted(model: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
 
@@ -153,14 +177,3 @@ def _peft_config(config: LoRAConfig, targets: list[str]) -> "LoraConfig":
     from peft import LoraConfig, TaskType
 
     return LoraConfig(task_type=TaskType.CAUSAL_LM, r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0, bias="none")
-
-
-def _targets(model: PreTrainedModel, wanted: list[str]) -> list[str]:
-    """Last parts of layer names. The output head is none of them: where it is tied, its adapter would have to be the embedding's too."""
-    head = model.get_output_embeddings()
-    linear = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head})
-    unknown = [name for name in wanted if name not in (*linear, ALL_LINEAR)]
-    if unknown or not wanted:
-        what = f"{', '.join(unknown)} is not a linear layer of this model" if unknown else "it is empty"
-        raise ValueError(f"training.lora.target_modules: {what}; there are: {', '.join(linear)}; or {ALL_LINEAR}")
-    return linear if ALL_LINEAR in wanted else sorted(set(wanted))

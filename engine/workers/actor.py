@@ -28,9 +28,11 @@ from engine.reshard.build import best_sharding
 from engine.reshard.checkpoint import checkpoint_of
 from engine.reshard.held import boxes_of, held_slices
 from engine.reshard.layout import Layout, Sharding
+from engine.reshard.ledger import Ledger
+from engine.reshard.proof import ProofError
 from engine.reshard.rollout_layout import joint_layout
 from engine.reshard.synchronise import Synchroniser, gathered
-from engine.rollout.backend import Response, RolloutBackend
+from engine.rollout.backend import Request, Response, RolloutBackend
 from engine.rollout.plan import SamplePlan
 from engine.rollout.registry import BACKENDS
 from engine.training.lora import export_adapter
@@ -41,6 +43,8 @@ ROLLOUT = "rollout"
 """The mesh over which the rollout engines divide their requests."""
 SECONDS_BETWEEN_TELLINGS = 0.05
 """Finished samples are told to the rewards at most so often: each telling costs a fraction of a millisecond."""
+PROBE_TOKENS = 8
+"""Of a prompt and of the response to it, by which the base is compared."""
 
 
 class Phase(Enum):
@@ -68,8 +72,16 @@ class HybridActor(TrainedWorker):
         self._tokenizer = AutoTokenizer.from_pretrained(self.model_directory)
         self._rollout_class = BACKENDS.get(self.config.rollout.backend)
         self._rollout: RolloutBackend = self._rollout_class(
-            self.model_directory, self.config.rollout, self.dtype, self.device, self._max_context_tokens, self._tokenizer
+            self.model_directory,
+            self.config.rollout,
+            self.dtype,
+            self.device,
+            self._max_context_tokens,
+            self._tokenizer,
+            self.config.training.lora,
         )
+        if self.config.training.lora is not None:
+            return None
         model = AutoConfig.from_pretrained(self.model_directory)
         self._checkpoint = checkpoint_of(model, self.dtype)
         wanted = self._rollout.wants(self._checkpoint.tensors)
@@ -77,7 +89,9 @@ class HybridActor(TrainedWorker):
         shards = self.config.training.shard_ranks or self.ranks
         return best_sharding(self._checkpoint, self._needs, self.ranks, shards, self.config.rollout.tensor_parallel_ranks)
 
-    def _plan_synchronisations(self) -> Synchroniser:
+    def _plan_synchronisations(self) -> Synchroniser | None:
+        if self.config.training.lora is not None:
+            return None
         held = gathered(boxes_of(held_slices(self.training.parameters(), self._checkpoint)))
         training = Layout(self._checkpoint.tensors, held)
         rollout = self.config.rollout
@@ -204,15 +218,41 @@ class HybridActor(TrainedWorker):
     def synchronise(self) -> dict[str, float]:
         """Gives the rollout engine the trainer's weights: each rank receives what it needs and does not hold, in the rollout's type.
 
+        With LoRA it gives the adapter alone, to every rank: the base never changes, and the engine has read it from where the trainer has.
+
         Returns the ledger, the version, and the largest memory of this process so far (on a GPU, of its device). Raises `ProofError` where the
         engine does not have the trainer's weights; it generates nothing then.
         """
         self._phase = Phase.STALE
         self._weight_version += 1
-        shards = held_slices(self.training.parameters(), self._checkpoint)
-        ledger = self._synchroniser.run(shards, self._rollout, self._weight_version)
+        if self._synchroniser is None:
+            ledger = self._synchronise_adapter()
+        else:
+            shards = held_slices(self.training.parameters(), self._checkpoint)
+            ledger = self._synchroniser.run(shards, self._rollout, self._weight_version)
         self._phase = Phase.READY
         return ledger.metrics() | {"version": float(self._weight_version), "peak_gigabytes": self._peak_gigabytes()}
+
+    @register(ALL)
+    def probe(self) -> None:
+        """Once, after the first synchronisation: do both engines mean the same by the same weights? They are asked about a greedy response.
+
+        Checksums compare tensors by their names; this would show one that is loaded under another's, and with LoRA another base. ProofError where
+        log-probs differ by more than `rollout.max_log_prob_difference`.
+        """
+        bound = self.config.rollout.max_log_prob_difference
+        prompt = torch.randint(len(self._tokenizer), (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0)).tolist()
+        ((_, response),) = self._rollout.stream([Request(prompt, seed=0, sampling=None, max_tokens=PROBE_TOKENS)])
+        probe = Batch(_token_tensors([prompt], [response]))
+        with torch.no_grad():
+            scores = self.training.score(probe, temperature=1.0)
+        found = rollout_agreement(scores.log_probs.cpu(), probe.tensors["rollout_log_probs"], probe.tensors["response_mask"]).result()
+        if bound is not None and not found["policy/max_log_prob_difference"] <= bound:
+            raise ProofError(
+                f"log-probs of trainer and rollout.backend={self.config.rollout.backend} differ by {found['policy/max_log_prob_difference']:.3g} "
+                f"(rollout.max_log_prob_difference={bound:g}) after the first synchronisation: one of them does not compute with the weights of "
+                f"{self.model_directory}, or in another dtype"
+            )
 
     @register(ALL)
     def export(self, directory: Path) -> None:
@@ -224,7 +264,7 @@ class HybridActor(TrainedWorker):
     def export_adapter(self, directory: Path) -> None:
         """Writes the adapter alone, in peft's format: `PeftModel.from_pretrained(base, directory)` loads it; rank 0 writes."""
         assert self.config.training.lora is not None, "there is no adapter without training.lora"
-        weights = self.training.adapter_weights()
+        weights = self.training.adapter_weights(torch.float32)
         if self.rank == 0:
             export_adapter(directory, weights, self.config.training.lora, str(self.model_directory))
 
@@ -241,6 +281,24 @@ class HybridActor(TrainedWorker):
     def _rl_stage(self) -> RLStageConfig:
         assert isinstance(self._stage, RLStageConfig), f"a call of an RL stage within a stage of kind {self._stage.kind}"
         return self._stage
+
+    def _synchronise_adapter(self) -> Ledger:
+        started = time.perf_counter()
+        adapter = self.training.adapter_weights(self.dtype)
+        gathered_at = time.perf_counter()
+        self._rollout.load_adapter(adapter, self._weight_version)
+        ended = time.perf_counter()
+        others = sum(tensor.nbytes * (self.ranks - 1) // self.ranks for tensor in adapter.values())
+        return Ledger(
+            bytes_received=others,
+            bytes_sent=others,
+            bytes_minimum=others,
+            peak_extra_bytes=sum(tensor.nbytes for tensor in adapter.values()),
+            transfer_seconds=gathered_at - started,
+            load_seconds=ended - gathered_at,
+            proof_coverage=1.0,
+            seconds=ended - started,
+        )
 
     def _peak_gigabytes(self) -> float:
         if self.device.type == "cuda":

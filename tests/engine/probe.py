@@ -218,6 +218,34 @@ def tell_at_once(actor: Any) -> None:
     engine.workers.actor.SECONDS_BETWEEN_TELLINGS = 0.0
 
 
+def skip_the_adapter(actor: Any) -> None:
+    actor._rollout.load_adapter = lambda weights, version: setattr(actor._rollout, "weight_version", version)
+
+
+def load_the_adapter_again(actor: Any) -> None:
+    del actor._rollout.load_adapter
+
+
+def base(actor: Any) -> dict[str, torch.Tensor]:
+    """Every frozen parameter of the trainer, whole."""
+    from engine.training.lora import base_name
+    from engine.training.shards import whole
+
+    return {base_name(name): whole(parameter).clone() for name, parameter in _parameters(actor) if not parameter.requires_grad}
+
+
+def adapter_bytes(actor: Any) -> int:
+    """Of the whole adapter in the rollout's dtype."""
+    return sum(tensor.numel() * 4 for tensor in actor.training.adapter_weights(torch.float32).values())
+
+
+def multiply_the_base(actor: Any, wanted: str, factor: float) -> None:
+    from engine.training.lora import base_name
+
+    (parameter,) = (parameter for name, parameter in _parameters(actor) if base_name(name) == wanted)
+    _local(parameter).mul_(factor)
+
+
 def _parameters(actor: Any) -> list[tuple[str, torch.nn.Parameter]]:
     return list(actor.training.parameters().items())
 

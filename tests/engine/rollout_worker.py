@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from engine.config import RolloutConfig
+from engine.config import LoRAConfig, RolloutConfig
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -40,8 +40,8 @@ class Drawn:
 class InProcess:
     """As `Ranks`, for a backend that needs no process of its own."""
 
-    def __init__(self, backend: str, model_directory: Path, config: RolloutConfig) -> None:
-        self._backend = start(backend, model_directory, config)
+    def __init__(self, backend: str, model_directory: Path, config: RolloutConfig, lora: LoRAConfig | None = None) -> None:
+        self._backend = start(backend, model_directory, config, lora)
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return [function(self._backend, *arguments)]
@@ -50,7 +50,7 @@ class InProcess:
 class Ranks:
     """The processes. `ask(function, ...)` calls `function(backend, ...)` on every rank, and returns what each says."""
 
-    def __init__(self, backend: str, model_directory: Path, config: RolloutConfig, ranks: int = 1) -> None:
+    def __init__(self, backend: str, model_directory: Path, config: RolloutConfig, ranks: int = 1, lora: LoRAConfig | None = None) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)}
@@ -58,7 +58,7 @@ class Ranks:
         self._pipes, self._processes = [], []
         for rank in range(ranks):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, backend, model_directory, config), daemon=True)
+            process = context.Process(target=_serve, args=(there, backend, model_directory, config, lora), daemon=True)
             with mock.patch.dict(os.environ, ENVIRONMENT | rendezvous | {"RANK": str(rank)}):
                 process.start()
             self._pipes.append(here)
@@ -82,12 +82,12 @@ class Ranks:
         return answer
 
 
-def _serve(pipe: Connection, backend: str, model_directory: Path, config: RolloutConfig) -> None:
+def _serve(pipe: Connection, backend: str, model_directory: Path, config: RolloutConfig, lora: LoRAConfig | None) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
     try:
-        started, failure = start(backend, model_directory, config), None
+        started, failure = start(backend, model_directory, config, lora), None
     except Exception:  # noqa: BLE001  the test is told
         started, failure = None, traceback.format_exc()
     while True:
@@ -98,14 +98,14 @@ def _serve(pipe: Connection, backend: str, model_directory: Path, config: Rollou
             pipe.send((traceback.format_exc(), None))
 
 
-def start(backend: str, model_directory: Path, config: RolloutConfig) -> Any:
+def start(backend: str, model_directory: Path, config: RolloutConfig, lora: LoRAConfig | None) -> Any:
     import torch
     from transformers import AutoTokenizer
 
     from engine.rollout.registry import BACKENDS
 
     tokenizer = AutoTokenizer.from_pretrained(model_directory)
-    return BACKENDS.get(backend)(model_directory, config, torch.float32, torch.device("cpu"), MAX_CONTEXT_TOKENS, tokenizer)
+    return BACKENDS.get(backend)(model_directory, config, torch.float32, torch.device("cpu"), MAX_CONTEXT_TOKENS, tokenizer, lora)
 
 
 def draw(backend: Any, requests: Sequence[Any], responses: int | None = None) -> list[Drawn]:

@@ -62,7 +62,7 @@ def train(directory: Path, config: TrainingConfig, head: str) -> dict[str, Any]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     probe = batch(99)
     with torch.no_grad():
-        seen: dict[str, Any] = {"start": found(backend, head, probe), "adapter start": backend.adapter_weights()}
+        seen: dict[str, Any] = {"start": found(backend, head, probe), "adapter start": backend.adapter_weights(torch.float64)}
     backend.reset_optimizer(OPTIMIZER, STEPS)
     seen["norms"] = []
     for seed in range(STEPS):
@@ -79,7 +79,7 @@ def train(directory: Path, config: TrainingConfig, head: str) -> dict[str, Any]:
         with backend.without_adapter():
             seen["off"] = found(backend, head, probe)
         seen["on again"] = found(backend, head, probe)
-    seen["adapter"] = backend.adapter_weights()
+    seen["adapter"] = backend.adapter_weights(torch.float64)
     seen["weights"] = {name: tensor.clone() for name, tensor in backend.full_weights(torch.float64)}
     seen["trained"] = sum(len(group["params"]) for group in backend._optimizer.param_groups)  # type: ignore[union-attr]
     other = open_backend(directory, config, head)
@@ -87,7 +87,7 @@ def train(directory: Path, config: TrainingConfig, head: str) -> dict[str, Any]:
     backend.load(directory)
     with torch.no_grad():
         seen["restored"], seen["loaded"] = found(other, head, probe), found(backend, head, probe)
-    seen["adapter loaded"] = backend.adapter_weights()
+    seen["adapter loaded"] = backend.adapter_weights(torch.float64)
     return seen
 
 
@@ -102,7 +102,7 @@ def half_precision(directory: Path) -> dict[str, Any]:
         backend.optimizer_step([rows], lambda part: (backend.score(part, 1.0).log_probs * part.tensors["weights"]).sum())
     with torch.no_grad(), backend.without_adapter():
         seen["off"] = backend.score(rows, 1.0).log_probs
-    return seen | {"adapter": backend.adapter_weights(), "weights": dict(backend.full_weights(torch.float32))}
+    return seen | {"adapter": backend.adapter_weights(torch.float32), "weights": dict(backend.full_weights(torch.float32))}
 
 
 def full_training(directory: Path) -> tuple[dict[str, torch.Tensor], str]:
@@ -110,8 +110,8 @@ def full_training(directory: Path) -> tuple[dict[str, torch.Tensor], str]:
     try:
         backend.without_adapter()
     except RuntimeError as error:
-        return backend.adapter_weights(), str(error)
-    return backend.adapter_weights(), "no error"
+        return backend.adapter_weights(torch.float64), str(error)
+    return backend.adapter_weights(torch.float64), "no error"
 
 
 # And what follows runs here.

@@ -107,7 +107,7 @@ def test_adapters_start_as_nothing_and_the_same_everywhere() -> None:
         add_adapters(model, LORA)
         assert torch.equal(torch.get_rng_state(), state)
         assert torch.equal(logits(model), logits(base()))
-        starts.append(adapter_weights(model, same))
+        starts.append(adapter_weights(model, same, torch.float64))
     for name, tensor in starts[0].items():
         assert torch.equal(tensor, starts[1][name])
         assert tensor.eq(0).all() == (".lora_B." in name)
@@ -121,7 +121,7 @@ def test_equals_peft_forward_and_backward() -> None:
     # Mutation: alpha in place of alpha / rank.
     ours = adapted()
     peft = get_peft_model(base(), LoraConfig(r=4, lora_alpha=6, target_modules="all-linear", task_type="CAUSAL_LM"))
-    report = set_peft_model_state_dict(peft, adapter_weights(ours, same))
+    report = set_peft_model_state_dict(peft, adapter_weights(ours, same, torch.float64))
     assert not report.unexpected_keys
     torch.testing.assert_close(logits(ours), logits(peft), rtol=0, atol=0)
     assert not torch.allclose(logits(ours), logits(base()))
@@ -173,7 +173,7 @@ def test_the_sum_is_formed_before_it_is_cast() -> None:
 def test_every_parameter_is_made_whole() -> None:
     # Halves on the first dimension stand for shards. Mutation: forget `whole` for A, which has `rank` rows.
     model = adapted()
-    expected, adapters = dict(merged_weights(model, same, torch.float64)), adapter_weights(model, same)
+    expected, adapters = dict(merged_weights(model, same, torch.float64)), adapter_weights(model, same, torch.float64)
     for parameter in model.parameters():
         parameter.data = parameter.data[: (len(parameter) + 1) // 2]
     wholes = {tuple(tensor.shape): None for tensor in [*expected.values(), *adapters.values()]}
@@ -183,7 +183,7 @@ def test_every_parameter_is_made_whole() -> None:
         return shard.new_zeros(sizes[0])
 
     assert {name: tensor.shape for name, tensor in merged_weights(model, whole, torch.float64)} == {n: t.shape for n, t in expected.items()}
-    assert {name: tensor.shape for name, tensor in adapter_weights(model, whole).items()} == {n: t.shape for n, t in adapters.items()}
+    assert {name: tensor.shape for name, tensor in adapter_weights(model, whole, torch.float64).items()} == {n: t.shape for n, t in adapters.items()}
 
 
 def test_tied_embeddings_stay_tied_and_untouched() -> None:
@@ -220,7 +220,7 @@ def test_nothing_to_switch_off() -> None:
 def test_the_export_loads_in_peft_and_computes_the_same(tmp_path: Path, config: LoRAConfig) -> None:
     # Mutation: keep peft's adapter name in the tensors' names: peft loads the file with a warning, and the adapters stay at their start.
     model = adapted(config)
-    export_adapter(tmp_path / "adapter", adapter_weights(model, same), config, base_model="some/base")
+    export_adapter(tmp_path / "adapter", adapter_weights(model, same, torch.float64), config, base_model="some/base")
     loaded = PeftModel.from_pretrained(base(), tmp_path / "adapter")
     torch.testing.assert_close(logits(loaded), logits(model), rtol=0, atol=0)
     described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
@@ -233,7 +233,7 @@ def test_the_export_loads_in_peft_and_computes_the_same(tmp_path: Path, config: 
 def test_adapter_weights_are_a_copy() -> None:
     # Mutation: `.cpu()`, which on a host with one rank is the live parameter; the next optimizer step would change what was given out.
     model = adapted()
-    given = adapter_weights(model, same)
+    given = adapter_weights(model, same, torch.float64)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
@@ -242,7 +242,7 @@ def test_adapter_weights_are_a_copy() -> None:
 
 def test_the_export_is_what_peft_itself_would_save(tmp_path: Path) -> None:
     model = adapted()
-    export_adapter(tmp_path / "ours", adapter_weights(model, same), LORA)
+    export_adapter(tmp_path / "ours", adapter_weights(model, same, torch.float64), LORA)
     PeftModel.from_pretrained(base(), tmp_path / "ours").save_pretrained(tmp_path / "theirs")
     with (
         safe_open(tmp_path / "ours" / "adapter_model.safetensors", "pt") as ours,
