@@ -47,7 +47,7 @@ class Synchronisations(Recorded):
     count: int
     """An RL stage has one a step, an SFT stage one at its end."""
     ranks: list[Ledger]
-    """Of each rank: sums over the synchronisations; of `peak_extra_bytes` the largest."""
+    """Of each rank: sums over the synchronisations, of `proof_coverage` too; of `peak_extra_bytes` the largest."""
 
 
 class StageRecord(Recorded):

@@ -113,9 +113,10 @@ def _seconds(record: RunRecord) -> Table:
 
 def _synchronisations(record: RunRecord) -> Table:
     """Bytes of the rank that receives most, seconds of the mean rank."""
-    grid = Table(box=None, padding=(0, 2, 0, 0), title="Weights, per synchronisation and rank", title_justify="left", title_style="bold")
+    title = "Weights, per synchronisation and rank; parts in % of the seconds"
+    grid = Table(box=None, padding=(0, 2, 0, 0), title=title, title_justify="left", title_style="bold")
     grid.add_column("stage")
-    for heading in ("times", "received", "minimum", "extra memory", "seconds", *(f"{part} %" for part in PARTS)):
+    for heading in ("times", "received", "minimum", "extra memory", "seconds", *PARTS):
         grid.add_column(heading, justify="right")
     for stage in record.stages:
         if stage.synchronisations:

@@ -126,8 +126,9 @@ def test_metrics(events: list[Any]) -> None:
             "data/zero_signal_groups",
             "throughput/tokens_per_second",
             *(f"sync/bytes_{name}" for name in ("received", "sent", "minimum", "proof")),
-            *(f"sync/{name}_seconds" for name in ("transfer", "load", "pack", "proof")),
+            *(f"sync/{name}_seconds" for name in ("transfer", "load", "pack", "proof", "wait")),
             "sync/peak_extra_bytes",
+            "sync/proof_coverage",
             "sync/seconds",
             "memory/peak_gb",
         } <= set(metrics)

@@ -125,11 +125,11 @@ def test_phases_and_the_rest_sum_to_the_steps() -> None:
 
 def test_parts_of_synchronisations_are_the_mean_of_the_ranks() -> None:
     """One rank waits while the other loads: the largest of each part would be 6 s of 4. Mutations: max instead of the mean; another stage's."""
-    ranks = [Ledger(transfer_seconds=3, proof_seconds=1, seconds=4), Ledger(load_seconds=3, proof_seconds=1, seconds=4)]
+    ranks = [Ledger(transfer_seconds=2, proof_seconds=1, wait_seconds=1, seconds=4), Ledger(load_seconds=3, proof_seconds=1, seconds=4)]
     events = [WeightsSynchronised(stage=stage, step=step, version=step, ranks=ranks) for step in (1, 2) for stage in ("rl", "again")]
     figure = plots.stage_figures(events, "rl")["synchronisation"]
-    assert [(bar.get_y(), bar.get_height()) for bar in figure.axes[0].patches[::2]] == [(0, 1.5), (1.5, 1.5), (3, 0), (3, 1)]
-    assert labels(figure) == ["transfer", "load", "pack", "proof"]
+    assert [(bar.get_y(), bar.get_height()) for bar in figure.axes[0].patches[::2]] == [(0, 1), (1, 1.5), (2.5, 0), (2.5, 1), (3.5, 0.5)]
+    assert labels(figure) == ["transfer", "load", "pack", "proof", "wait"]
     # One of them, as SFT has, is no picture over steps; neither are those of old logs.
     assert plots.stage_figures(events[:2], "rl") == {}
     assert plots.stage_figures([WeightsSynchronised(stage="rl", step=step, version=step) for step in (1, 2)], "rl") == {}

@@ -22,7 +22,8 @@ def ledger(received: int, load: float) -> Ledger:
         transfer_seconds=9.0 - load,
         load_seconds=load,
         pack_seconds=0.6,
-        proof_seconds=2.4,
+        proof_seconds=1.8,
+        wait_seconds=0.6,
         seconds=12.0,
     )
 
@@ -113,11 +114,11 @@ def test_phases_stand_in_the_order_of_a_step() -> None:
 def test_synchronisations_are_shown_by_the_time_and_the_rank() -> None:
     lines = text(finished()).splitlines()
     title = lines.index(next(line for line in lines if line.startswith("Weights, per synchronisation and rank")))
-    heading = "stage times received minimum extra memory seconds transfer % load % pack % proof %"
+    heading = "stage times received minimum extra memory seconds transfer load pack proof wait"
     assert lines[title + 1].split() == heading.split()
-    # 12 s of each rank over 120 times; of 24 s: transfer 6 + 0, load 3 + 9, pack 2 x 0.6, proof 2 x 2.4.
+    # 12 s of each rank over 120 times; of 24 s: transfer 6 + 0, load 3 + 9, pack 2 x 0.6, proof 2 x 1.8, wait 2 x 0.6.
     # Mutations: bytes of the first rank or their mean; not divided by the times; minimum for received; shares of one rank; the sum of the peaks.
-    assert lines[title + 2].split() == ["rl", "120", "1.500", "MB", "1.499", "MB", "3.000", "MB", "0.100", "25", "50", "5", "20"]
+    assert lines[title + 2].split() == ["rl", "120", "1.500", "MB", "1.499", "MB", "3.000", "MB", "0.100", "25", "50", "5", "15", "5"]
 
 
 def test_stages_without_synchronisations_have_no_line_for_them() -> None:
