@@ -20,6 +20,7 @@ BACKENDS: "Registry[type[TrainingBackend]]" = Registry(
         "score",
         "values",
         "optimizer_step",
+        "parameters",
         "full_weights",
         "adapter_weights",
         "without_adapter",

@@ -1,6 +1,7 @@
 """Where threads stand, in words."""
 
 import copy
+import itertools
 import re
 import threading
 from typing import Any
@@ -33,7 +34,8 @@ def test_a_thread_is_shown_by_its_own_frames_and_the_innermost_of_libraries() ->
         thread.join()
     # Mutation: show whole stacks, or leave out all of libraries: the frame through which they were entered says what was asked of them.
     start = next(number for number, line in enumerate(lines) if "copy.deepcopy(deep)" in line)
-    entered, left_out, *innermost = lines[start + 1 :]
+    own = itertools.takewhile(lambda line: line != "  a thread:", lines[start + 1 :])
+    entered, left_out, *innermost = own
     assert re.match(r"    copy\.py:\d+ in deepcopy: ", entered)
     # 20 lists of two frames each, and the copy of what lies in them; the first was shown, and two of the innermost four.
     assert re.match(r"    \.\.\. \d\d more of libraries$", left_out)
