@@ -100,10 +100,12 @@ def test_trainer_and_rollout_compute_with_the_same_base(trained: Trained) -> Non
     actor.probe().get()
     for parameter in ("model.layers.1.mlp.gate_proj.weight", "model.layers.0.self_attn.v_proj.weight"):
         actor.apply(multiply_the_base, parameter, 2.0).get()
-        # Mutation: compare nothing, or the prompt instead of the response.
-        with pytest.raises(WorkerError, match=r"does not compute with the weights of .*model, or in another dtype"):
-            actor.probe().get()
-        actor.apply(multiply_the_base, parameter, 0.5).get()
+        try:
+            # Mutation: compare nothing.
+            with pytest.raises(WorkerError, match=r"does not compute with the weights of .*model, or in another dtype"):
+                actor.probe().get()
+        finally:
+            actor.apply(multiply_the_base, parameter, 0.5).get()
     actor.probe().get()
 
 
