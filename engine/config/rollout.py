@@ -22,6 +22,9 @@ class RolloutConfig(Settings):
     """Share of a GPU's memory that the rollout engine takes for weights and cache."""
     bucket_megabytes: Annotated[float, Field(gt=0)] = 256.0
     """Largest size of the weights that a rank sends and receives at a time when they are synchronised; two such buckets are in flight."""
+    changed_only: bool = False
+    """Synchronise only the elements that changed since the last time, where that is fewer bytes. Sender and receiver then keep copies of all that
+    travels. It pays in bfloat16 with small learning rates and a slow wire; in float32 nearly every element changes with each step."""
     max_log_prob_difference: Annotated[float, Field(gt=0)] | None = 1e-3
     """Largest |trainer - rollout| log-prob of a step's response tokens before the run stops; null only reports. 1e-3 suits float32: rounding
     alone stays below 1e-4 on all but single tokens, other weights give 1e-2 and more."""

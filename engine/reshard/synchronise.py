@@ -51,17 +51,29 @@ class Synchroniser:
         process: this one, as the layouts number them: its rank in `group`.
         device: where buckets lie.
         group: all processes of both layouts; None: the default group.
+        changed_only: send the elements that changed, where they are fewer bytes.
 
     Raises ValueError where the two sides do not fit each other; it is made before anything is sent.
     """
 
     def __init__(
-        self, training: Layout, rollout: Layout, bucket_bytes: int, process: int, device: torch.device, group: dist.ProcessGroup | None = None
+        self,
+        training: Layout,
+        rollout: Layout,
+        bucket_bytes: int,
+        process: int,
+        device: torch.device,
+        group: dist.ProcessGroup | None = None,
+        changed_only: bool = False,
     ) -> None:
         self.plan = make_plan(training, rollout, bucket_bytes)
         self._tensors, self._process, self._device, self._group = rollout.tensors, process, device, group
         self._kept = kept_pieces(training, rollout, process, bucket_bytes)
-        self._transfer = Transfer(self.plan, self._kept, rollout.tensors, process, device, group)
+        self._transfer = Transfer(self.plan, self._kept, rollout.tensors, process, device, group, changed_only)
+
+    def forget(self) -> None:
+        """The next synchronisation sends everything, whatever was sent before."""
+        self._transfer.forget()
 
     def run(self, shards: Slices, rollout: Receiver | None, version: int) -> Ledger:
         """Sends this process's shards, gives its engine what arrives, and proves it. A collective.
@@ -70,22 +82,23 @@ class Synchroniser:
         """
         started, transfer = time.perf_counter(), Stopwatch()
         proof = Proof(self._process, self._tensors, self.plan, self._kept, self._device, self._group, version)
-        arrivals = transfer.waiting(self._transfer.run(shards))
+        arrivals = transfer.waiting(self._transfer.run(shards, version))
         loaded = rollout.receive(arrivals, proof) if rollout else _nothing(arrivals)
         received = time.perf_counter() - started - proof.watch.seconds
         try:
             proof.check(shards, rollout.weight_version if rollout else None)
         except BaseException:
+            self.forget()
             if rollout:
                 rollout.weight_version = None
             raise
-        volumes = self.plan.volumes[self._process]
         return Ledger(
-            bytes_received=volumes.received,
-            bytes_sent=volumes.sent,
-            bytes_minimum=volumes.minimum,
+            bytes_received=self._transfer.bytes_received,
+            bytes_sent=self._transfer.bytes_sent,
+            bytes_minimum=self.plan.volumes[self._process].minimum,
             bytes_proof=proof.bytes,
             peak_extra_bytes=self._transfer.buffer_bytes + loaded.staged_bytes,
+            bytes_kept=self._transfer.kept_bytes,
             transfer_seconds=transfer.seconds,
             load_seconds=received - transfer.seconds - loaded.pack_seconds,
             pack_seconds=loaded.pack_seconds,

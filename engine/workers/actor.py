@@ -80,7 +80,8 @@ class HybridActor(TrainedWorker):
     def _plan_synchronisations(self) -> Synchroniser:
         held = gathered(boxes_of(held_slices(self.training.parameters(), self._checkpoint)))
         training = Layout(self._checkpoint.tensors, held)
-        return Synchroniser(training, self._needs, int(self.config.rollout.bucket_megabytes * 10**6), self.rank, self.device)
+        rollout = self.config.rollout
+        return Synchroniser(training, self._needs, int(rollout.bucket_megabytes * 10**6), self.rank, self.device, changed_only=rollout.changed_only)
 
     def meshes(self) -> Mapping[str, Mesh]:
         """`train` and `rollout`, as the two backends divide their data."""
@@ -234,6 +235,7 @@ class HybridActor(TrainedWorker):
     def take_own_state(self, state: dict[str, Any]) -> None:
         """The rollout engine waits for `synchronise`, which gives it these weights as the version that they were."""
         self._phase = Phase.STALE
+        self._synchroniser.forget()
         self._weight_version = state["weight_version"] - 1
 
     @property

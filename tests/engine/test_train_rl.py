@@ -126,6 +126,7 @@ def test_metrics(events: list[Any]) -> None:
             "data/zero_signal_groups",
             "throughput/tokens_per_second",
             "sync/bytes_received",
+            "sync/bytes_kept",
             "memory/peak_gb",
         } <= set(metrics)
         assert metrics["reward/mean"] == pytest.approx(rewards.mean().item())
