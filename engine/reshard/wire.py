@@ -100,9 +100,8 @@ class Changed(Whole):
             request.wait()
         self.header_bytes += sum(size.nbytes for _, size in sizes)
         return [
-            (message, room[:size] if size < message.bytes else self._copy(message))
-            for (message, room), (_, sent) in zip(receives, sizes, strict=True)
-            for size in [int(sent)]
+            (message, room[: int(size)] if int(size) < message.bytes else self._copy(message))
+            for (message, room), (_, size) in zip(receives, sizes, strict=True)
         ]
 
     def arrived(self, message: Message, received: torch.Tensor) -> torch.Tensor:
@@ -138,16 +137,16 @@ def changes(now: torch.Tensor, before: torch.Tensor) -> list[torch.Tensor] | Non
     Returns their values, then by block how many they are (uint8), then the position of each in its block (uint8).
     """
     values, counts, positions = [], [], []
-    size, step = -(-now.numel() // BLOCK), BLOCK * BLOCKS_AT_ONCE
+    changed, blocks, step = 0, -(-now.numel() // BLOCK), BLOCK * BLOCKS_AT_ONCE
     for new, old in zip(torch.split(now, step), torch.split(before, step), strict=True):
         found = (new != old).nonzero().squeeze(1)
-        size += found.numel() * (1 + now.element_size())
-        if size >= now.nbytes:
+        changed += found.numel()
+        if changed and blocks + changed * (1 + now.element_size()) >= now.nbytes:
             return None
         values.append(new[found])
         counts.append(torch.bincount(found // BLOCK, minlength=-(-new.numel() // BLOCK)).to(torch.uint8))
         positions.append((found % BLOCK).to(torch.uint8))
-    return [*values, *counts, *positions] if any(part.numel() for part in values) else []
+    return [*values, *counts, *positions] if changed else []
 
 
 def patch(words: torch.Tensor, payload: torch.Tensor) -> None:
