@@ -183,6 +183,8 @@ def lost_copies() -> dict[str, Any]:
         world.changed.run(world.slices, world.engine, 6)
     assert world.engine.weight_version is None
     found["after an error"] = world.synchronise(7)
+    world.form.start()
+    found["broken off"] = world.synchronise(8)
     found["bytes from"] = [sum(message.bytes for message in world.messages() if message.source == source) for source in range(RANKS)]
     found["headers"] = world.headers()
     return found
@@ -191,13 +193,13 @@ def lost_copies() -> dict[str, Any]:
 def test_copies_of_another_version_are_not_patched() -> None:
     """A rank that lost its copies, one that has those of an earlier version, and one whose copies are wrong.
 
-    Mutations tried: any copies are good enough in `start`; `_version` kept while a synchronisation goes on or after a proof that failed.
+    Mutations tried: any copies are good enough in `start`; `_version` kept while a synchronisation goes on; no `forget` after a proof that failed.
     """
     found = ranks.run(lost_copies, RANKS)
     for rank, results in enumerate(found):
         sizes = results["bytes from"]
-        assert all(results[case][0] == [] for case in ("forgotten", "behind", "healed", "after an error"))
-        for case, other in (("forgotten", 1), ("behind", 2), ("healed", None), ("after an error", rank)):
+        assert all(results[case][0] == [] for case in ("forgotten", "behind", "healed", "after an error", "broken off"))
+        for case, other in (("forgotten", 1), ("behind", 2), ("healed", None), ("after an error", rank), ("broken off", rank)):
             # All that has to do with that rank travels whole, and little of the rest.
             least = sum(sizes) if rank == other else 0 if other is None else sizes[other]
             assert least <= results[case][1].bytes_received - results["headers"] <= least + (sum(sizes) - least) / 10, case
