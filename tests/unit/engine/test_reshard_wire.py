@@ -24,17 +24,19 @@ def joined(found: list[torch.Tensor]) -> torch.Tensor:
     seed=st.integers(0, 2**32),
     count=st.one_of(st.integers(1, 3 * BLOCK), st.sampled_from([BLOCK, 2 * BLOCK, 4 * BLOCK, 4 * BLOCK + 1])),
     share=st.sampled_from([0.0, 0.002, 0.05, 0.5, 1.0]),
+    block=st.booleans(),
     width=st.sampled_from(sorted(WORDS)),
 )
-def test_a_patched_copy_is_what_was_sent(seed: int, count: int, share: float, width: int) -> None:
-    """For words of any type, any subset that changed, and lengths about those of blocks and of what is looked at in one go.
+def test_a_patched_copy_is_what_was_sent(seed: int, count: int, share: float, block: bool, width: int) -> None:
+    """For words of any type, any subset that changed, a whole block too, and lengths about those of blocks and of what is looked at in one go.
 
-    Mutations tried: `found % BLOCK` in int8 (positions beyond 127); `at` not moved on in `patch`; blocks of 256 (a full one counts 0); the blocks
-    left out of `size`; `size > now.nbytes`.
+    Mutations tried: `at` not moved on in `patch`; blocks of 256, of which a full one counts 0.
     """
     generator = torch.Generator().manual_seed(seed)
     before, fresh = words(generator, count, width), words(generator, count, width)
     now = torch.where(torch.rand(count, generator=generator) < share, fresh, before)
+    if block:
+        now[:BLOCK] = before[:BLOCK] ^ 1
     differing = int((now != before).sum())
     expected = differing * (1 + width) + -(-count // BLOCK) if differing else 0
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -47,6 +49,14 @@ def test_a_patched_copy_is_what_was_sent(seed: int, count: int, share: float, wi
         assert payload.nbytes == expected < now.nbytes
         patch(copy, payload)
     assert copy.equal(now)
+
+
+@pytest.mark.parametrize(("changed", "size"), [(49, 99), (50, None)])
+def test_what_is_not_smaller_is_not_sent(changed: int, size: int | None) -> None:
+    # 101 bytes: two for each that changed, and one for the block. Mutations tried: the block left out; as many bytes are few enough.
+    before = torch.zeros(101, dtype=torch.uint8)
+    found = changes((torch.arange(101) < changed).to(torch.uint8), before)
+    assert (None if found is None else joined(found).nbytes) == size
 
 
 def test_elements_are_compared_as_bits() -> None:
