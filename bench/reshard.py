@@ -469,7 +469,7 @@ class Resharded(Way):
 
     def transfer_alone(self) -> None:
         """See `Way`."""
-        for _ in self.own.synchroniser.transfer.run(self.shards()):
+        for _ in self.own.synchroniser.transfer.run(self.shards(), self.own.version):
             pass
 
     def synchronise(self) -> None:

@@ -25,6 +25,9 @@ class RolloutConfig(Settings):
     max_proof_share: Annotated[float, Field(gt=0, lt=1)] | None = 0.05
     """Share of a synchronisation's seconds that comparing the weights may take. The first one compares everything, later ones as many slices as
     that allows, in turns; null always compares everything."""
+    changed_only: bool = False
+    """Synchronise only the elements that changed since the last time, where that is fewer bytes. Sender and receiver then keep copies of all that
+    travels. It pays in bfloat16 with small learning rates and a slow wire; in float32 nearly every element changes with each step."""
     max_log_prob_difference: Annotated[float, Field(gt=0)] | None = 1e-3
     """Largest |trainer - rollout| log-prob of a step's response tokens before the run stops; null only reports. 1e-3 suits float32: rounding
     alone stays below 1e-4 on all but single tokens, other weights give 1e-2 and more."""

@@ -15,7 +15,7 @@ class Ledger:
     """Bytes, seconds and memory of one rank and one synchronisation. The seconds are apart from each other, and `seconds` is all of them."""
 
     bytes_received: int = 0
-    """Of weights, over the wire."""
+    """Of weights, over the wire; with `changed_only` headers count, and it may be less than the minimum."""
     bytes_sent: int = 0
     bytes_minimum: int = 0
     """What the rank needs and does not hold."""
@@ -23,6 +23,8 @@ class Ledger:
     """Received of checksums."""
     peak_extra_bytes: int = 0
     """Largest size of the buckets and of what was put aside for the rollout's own packing, at one time."""
+    bytes_kept: int = 0
+    """Held from one synchronisation to the next: with `changed_only` copies of all that was sent and received."""
     transfer_seconds: float = 0.0
     """Filling buckets, and waiting for them."""
     load_seconds: float = 0.0

@@ -16,6 +16,7 @@ from engine.reshard.held import Slices, taken
 from engine.reshard.layout import Tensor
 from engine.reshard.ledger import Stopwatch
 from engine.reshard.plan import Piece, Plan
+from engine.reshard.wire import posted
 
 WORDS = 1 << 16
 """Words of 8 bytes that are weighted apart; longer data is a polynomial in sums of so many."""
@@ -185,9 +186,7 @@ class Proof:
     def _exchanged(self, outgoing: Mapping[int, Sequence[int]], incoming: Mapping[int, Sequence[Piece]]) -> dict[Piece, int]:
         sends = {to: torch.tensor(values, dtype=torch.int64, device=self.device) for to, values in outgoing.items()}
         receives = {source: torch.empty(len(pieces), dtype=torch.int64, device=self.device) for source, pieces in incoming.items()}
-        operations = [dist.P2POp(dist.isend, tensor, group=self.group, group_peer=to) for to, tensor in sends.items()]
-        operations += [dist.P2POp(dist.irecv, tensor, group=self.group, group_peer=source) for source, tensor in receives.items()]
-        for request in dist.batch_isend_irecv(operations) if operations else []:
+        for request in posted(sends.items(), receives.items(), self.group):
             request.wait()
         self.bytes = sum(tensor.nbytes for tensor in receives.values())
         return {piece: value for source, pieces in incoming.items() for piece, value in zip(pieces, receives[source].tolist(), strict=True)}

@@ -53,6 +53,7 @@ class Synchroniser:
         process: this one, as the layouts number them: its rank in `group`.
         device: where buckets lie.
         group: all processes of both layouts; None: the default group.
+        changed_only: send the elements that changed, where they are fewer bytes.
 
     Raises ValueError where the two sides do not fit each other; it is made before anything is sent.
     """
@@ -66,12 +67,17 @@ class Synchroniser:
         process: int,
         device: torch.device,
         group: dist.ProcessGroup | None = None,
+        changed_only: bool = False,
     ) -> None:
         self.plan = make_plan(training, rollout, bucket_bytes)
         self._tensors, self._process, self._device, self._group = rollout.tensors, process, device, group
         self._max_proof_share, self._coverage = max_proof_share, Coverage()
         self._kept = kept_pieces(training, rollout, process, bucket_bytes)
-        self.transfer = Transfer(self.plan, self._kept, rollout.tensors, process, device, group)
+        self.transfer = Transfer(self.plan, self._kept, rollout.tensors, process, device, group, changed_only)
+
+    def forget(self) -> None:
+        """The next synchronisation sends everything, whatever was sent before."""
+        self.transfer.forget()
 
     def run(self, shards: Slices, rollout: Receiver | None, version: int) -> Ledger:
         """Sends this process's shards, gives its engine what arrives, and proves it. A collective.
@@ -80,7 +86,7 @@ class Synchroniser:
         """
         started, transfer = time.perf_counter(), Stopwatch()
         proof = Proof(self._process, self._tensors, self.plan, self._kept, self._device, self._group, version, self._coverage)
-        arrivals = transfer.waiting(self.transfer.run(shards))
+        arrivals = transfer.waiting(self.transfer.run(shards, version))
         loaded = rollout.receive(arrivals, proof) if rollout else _nothing(arrivals)
         received = time.perf_counter() - started - proof.watch.seconds
         share = self._max_proof_share
@@ -89,18 +95,19 @@ class Synchroniser:
                 shards, rollout.weight_version if rollout else None, received * share / (1 - share) if share is not None else math.inf
             )
         except BaseException:
+            self.forget()
             self._coverage = Coverage()  # The next one is looked at as the first one was.
             if rollout:
                 rollout.weight_version = None
             raise
         covered, self._coverage = self._coverage.share, following
-        volumes = self.plan.volumes[self._process]
         return Ledger(
-            bytes_received=volumes.received,
-            bytes_sent=volumes.sent,
-            bytes_minimum=volumes.minimum,
+            bytes_received=self.transfer.bytes_received,
+            bytes_sent=self.transfer.bytes_sent,
+            bytes_minimum=self.plan.volumes[self._process].minimum,
             bytes_proof=proof.bytes,
             peak_extra_bytes=self.transfer.buffer_bytes + loaded.staged_bytes,
+            bytes_kept=self.transfer.kept_bytes,
             transfer_seconds=transfer.seconds,
             load_seconds=received - transfer.seconds - loaded.pack_seconds,
             pack_seconds=loaded.pack_seconds,

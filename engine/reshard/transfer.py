@@ -10,6 +10,7 @@ import torch.distributed as dist
 from engine.reshard.held import Slices, taken
 from engine.reshard.layout import Tensor, volume
 from engine.reshard.plan import ITEM_BYTES, Message, Piece, Plan
+from engine.reshard.wire import Changed, Part, Whole, posted
 
 IN_FLIGHT = 2
 """Rounds whose messages are under way: one is handed over while the next one travels."""
@@ -22,8 +23,8 @@ ALIGNMENT = 8
 class _Round:
     """A round's messages of this process, under way."""
 
-    sends: list[tuple[Message, torch.Tensor]] = field(default_factory=list)
-    receives: list[tuple[Message, torch.Tensor]] = field(default_factory=list)
+    sends: list[Part] = field(default_factory=list)
+    receives: list[Part] = field(default_factory=list)
     requests: list[dist.Work] = field(default_factory=list)
 
 
@@ -37,7 +38,12 @@ class Transfer:
         process: this one's number in the plan; numbers are ranks of `group`.
         device: where the buckets lie.
         group: all processes of the plan; None: the default group.
+        changed_only: send what changed since the last run where that is less, see `wire.Changed`.
     """
+
+    bytes_received = 0
+    """Over the wire, in the last run."""
+    bytes_sent = 0
 
     def __init__(
         self,
@@ -47,8 +53,10 @@ class Transfer:
         process: int,
         device: torch.device,
         group: dist.ProcessGroup | None = None,
+        changed_only: bool = False,
     ) -> None:
         self._kept, self._tensors, self._process, self._device, self._group = kept, tensors, process, device, group
+        self._form = Changed(tensors, process, device, group) if changed_only else Whole()
         self._order = {name: number for number, name in enumerate(tensors)}
         own = ([m for m in messages if process in (m.source, m.destination)] for messages in plan.rounds)
         self._rounds = [messages for messages in own if messages]
@@ -56,16 +64,27 @@ class Transfer:
 
     @property
     def buffer_bytes(self) -> int:
-        """Of the buckets while it runs."""
-        return self._bucket * min(IN_FLIGHT, len(self._rounds))
+        """Of the buckets while it runs, and of what was used beside them."""
+        return self._bucket * min(IN_FLIGHT, len(self._rounds)) + self._form.extra_bytes
 
-    def run(self, shards: Slices) -> Iterator[tuple[Piece, torch.Tensor]]:
+    @property
+    def kept_bytes(self) -> int:
+        """Held from one run to the next."""
+        return self._form.kept_bytes
+
+    def forget(self) -> None:
+        """The next run sends everything."""
+        self._form.forget()
+
+    def run(self, shards: Slices, version: int) -> Iterator[tuple[Piece, torch.Tensor]]:
         """Everything that this process needs, in about the order of the tensors; to be exhausted on every process of the plan.
 
         A tensor, shaped as its piece, holds until the next is asked for, in the type of the wire where it came over it, and of the shards where
         it was here already.
         """
         kept = deque(self._kept)
+        self._form.start()
+        self.bytes_received = self.bytes_sent = 0
         for piece, tensor in self._arrivals(shards):
             # What is here already waits for its turn, so that layers are completed one after the other.
             while kept and self._order[kept[0].tensor] <= self._order[piece.tensor]:
@@ -74,6 +93,8 @@ class Transfer:
             yield piece, tensor
         for own in kept:
             yield own, taken(shards[own.tensor], own.box)
+        self.bytes_received += self._form.header_bytes
+        self._form.finish(version)
 
     def _arrivals(self, shards: Slices) -> Iterator[tuple[Piece, torch.Tensor]]:
         # Made once for all rounds: fresh memory costs more than the copy into it.
@@ -89,25 +110,27 @@ class Transfer:
             yield from self._completed(begun, bucket)
 
     def _begin(self, messages: Iterable[Message], bucket: torch.Tensor, shards: Slices) -> _Round:
-        begun, at, operations = _Round(), 0, []
+        begun, at, room = _Round(), 0, list[Part]()
         for message in messages:
             part = bucket[at : at + message.bytes]
             at += _aligned(message.bytes)
             if message.source == self._process:
                 for piece, view in self._cut(message, part):
                     view.copy_(taken(shards[piece.tensor], piece.box))
-                begun.sends.append((message, part))
-                operations.append(dist.P2POp(dist.isend, part, group=self._group, group_peer=message.destination))
+                begun.sends.append((message, self._form.outgoing(message, part)))
             else:
-                begun.receives.append((message, part))
-                operations.append(dist.P2POp(dist.irecv, part, group=self._group, group_peer=message.source))
-        begun.requests = dist.batch_isend_irecv(operations)
+                room.append((message, part))
+        begun.receives = self._form.incoming(begun.sends, room)
+        self.bytes_sent += sum(part.nbytes for _, part in begun.sends)
+        self.bytes_received += sum(part.nbytes for _, part in begun.receives)
+        sends, receives = [(message.destination, part) for message, part in begun.sends], [(message.source, part) for message, part in begun.receives]
+        begun.requests = posted(sends, receives, self._group)
         return begun
 
     def _completed(self, begun: _Round, bucket: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
         for request in begun.requests:
             request.wait()
-        arrived = [cut for message, part in begun.receives for cut in self._cut(message, part)]
+        arrived = [cut for message, part in begun.receives for cut in self._cut(message, self._form.arrived(message, part))]
         yield from sorted(arrived, key=lambda found: self._order[found[0].tensor])
 
     def _cut(self, message: Message, part: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:

@@ -95,7 +95,15 @@ class HybridActor(TrainedWorker):
         held = gathered(boxes_of(held_slices(self.training.parameters(), self._checkpoint)))
         training = Layout(self._checkpoint.tensors, held)
         rollout = self.config.rollout
-        return Synchroniser(training, self._needs, int(rollout.bucket_megabytes * 10**6), rollout.max_proof_share, self.rank, self.device)
+        return Synchroniser(
+            training,
+            self._needs,
+            int(rollout.bucket_megabytes * 10**6),
+            rollout.max_proof_share,
+            self.rank,
+            self.device,
+            changed_only=rollout.changed_only,
+        )
 
     def meshes(self) -> Mapping[str, Mesh]:
         """`train` and `rollout`, as the two backends divide their data."""
@@ -275,6 +283,8 @@ class HybridActor(TrainedWorker):
     def take_own_state(self, state: dict[str, Any]) -> None:
         """The rollout engine waits for `synchronise`, which gives it these weights as the version that they were."""
         self._phase = Phase.STALE
+        if self._synchroniser is not None:
+            self._synchroniser.forget()
         self._weight_version = state["weight_version"] - 1
 
     @property

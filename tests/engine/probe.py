@@ -60,6 +60,12 @@ def die_at_the_next_update(actor: Any, rank: int) -> None:
         actor.training.optimizer_step = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 
+def send_changes_only(actor: Any, only: bool) -> None:
+    """As if `rollout.changed_only` had said so from the start."""
+    actor.config = actor.config.model_copy(update={"rollout": actor.config.rollout.model_copy(update={"changed_only": only})})
+    actor._synchroniser = actor._plan_synchronisations()
+
+
 def break_synchronisation(actor: Any, rank: int, fault: Callable[[Any], Callable[[], None]]) -> None:
     """Puts a fault into one rank's next synchronisations; `fault(actor)` gives back what mends it."""
     if actor.rank == rank:

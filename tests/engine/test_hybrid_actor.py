@@ -17,6 +17,7 @@ from probe import (
     heed_the_temperature_again,
     mend_synchronisation,
     places_swapped,
+    send_changes_only,
 )
 from toy import CONVERSATIONS, SFT, prompt
 from transformers import AutoModelForCausalLM
@@ -201,6 +202,27 @@ def test_bytes_received(session: Session, model_directory: Path) -> None:
     parameters = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(model_directory).parameters())
     for rank in session.actor.synchronise().get():
         assert rank["bytes_received"] == pytest.approx(parameters * 4 / 2, rel=1e-3)
+
+
+def test_only_what_changed_may_travel(session: Session, tmp_path: Path) -> None:
+    def received() -> list[float]:
+        return [rank["bytes_received"] / rank["bytes_minimum"] for rank in session.actor.synchronise().get()]
+
+    session.actor.apply(send_changes_only, True).get()
+    try:
+        # Everything and headers at first; headers alone where nothing changed.
+        assert min(received()) > 1 > 0.01 > max(received())
+        move(session)
+        assert max(received()) > 0.01
+        assert difference(session, plan(WARM), 1.0) <= BOUND
+        assert max(received()) < 0.01
+        session.actor.save_state(tmp_path).get()
+        session.actor.load_state(tmp_path).get()
+        # Mutation: leave `forget` out of take_own_state.
+        assert min(received()) > 1
+        assert difference(session, plan(WARM), 1.0) <= BOUND
+    finally:
+        session.actor.apply(send_changes_only, False).get()
 
 
 def test_the_same_requests_give_the_same_responses(session: Session) -> None:

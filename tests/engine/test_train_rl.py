@@ -125,7 +125,7 @@ def test_metrics(events: list[Any]) -> None:
             *(f"timing/{name}_seconds" for name in ("generate", "reward", "log_prob", "update", "synchronise", "step")),
             "data/zero_signal_groups",
             "throughput/tokens_per_second",
-            *(f"sync/bytes_{name}" for name in ("received", "sent", "minimum", "proof")),
+            *(f"sync/bytes_{name}" for name in ("received", "sent", "minimum", "kept", "proof")),
             *(f"sync/{name}_seconds" for name in ("transfer", "load", "pack", "proof", "wait")),
             "sync/peak_extra_bytes",
             "sync/proof_coverage",
