@@ -140,8 +140,7 @@ def all_versions() -> list[tuple[str, list[str], Ledger, Ledger, int]]:
 def test_versions_arrive_to_the_last_bit() -> None:
     """After several versions, with few, no and all elements changed; zero and minus zero, and NaNs of all kinds.
 
-    Mutations tried: compare as numbers; copies not brought up to date after a whole message, or after what changed; words of the message's widest
-    type; `at` in `patch`.
+    Mutations tried: compare as numbers; copies not brought up to date after a whole message, or after what changed.
     """
     for rank in ranks.run(all_versions, RANKS):
         for case, wrong, ledger, whole, _ in rank:
