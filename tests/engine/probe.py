@@ -199,7 +199,7 @@ def cache_without_versions(actor: Any) -> Callable[[], None]:
     add = engine.add_request
     stops = [
         _replaced(rollout._llm, "reset_prefix_cache", lambda: True),
-        _replaced(engine, "add_request", lambda name, prompt, parameters: add(name, prompt | {"cache_salt": "all"}, parameters)),
+        _replaced(engine, "add_request", lambda name, prompt, *rest, **named: add(name, prompt | {"cache_salt": "all"}, *rest, **named)),
     ]
     return lambda: [stop() for stop in stops] and None
 

@@ -79,7 +79,7 @@ def loaded_as_recorded(family: str, tied: bool, parts: int) -> list[str]:
         for (name, tensor), end in zip(checkpoint.tensors.items(), ends, strict=True)
     }
     wrong = []
-    said = [record(model, checkpoint.tensors)[0] for model in rank_models(config, torch.float32, parts, torch.device("meta"))]
+    said = [record(model, checkpoint.tensors).copies for model in rank_models(config, torch.float32, parts, torch.device("meta"))]
     for name, tensor in checkpoint.tensors.items():
         if without([tensor.whole], [copy.source for copies in said for copy in copies if copy.tensor == name]):
             wrong.append(f"no rank needs all of {name}")
