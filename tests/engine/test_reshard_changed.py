@@ -68,7 +68,7 @@ class World:
         needs = Layout(TENSORS, {rank: {name: (self._rows(name, 2, rank % 2),) for name in TENSORS} for rank in range(RANKS)})
         self.changed = Synchroniser(training, needs, BUCKET, None, self.rank, CPU, changed_only=True)
         self.whole = Synchroniser(training, needs, BUCKET, None, self.rank, CPU)
-        self.form: Any = self.changed._transfer._form
+        self.form: Any = self.changed.transfer._form
         self.engine = Arrived()
 
     @property
