@@ -7,7 +7,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from engine.reshard.checkpoint import Checkpoint
-from engine.reshard.layout import Box, Tensor, cut, cuts, intersection, through
+from engine.reshard.layout import Box, Tensor, cut, cuts, indices, intersection, relative, sizes, through
+from engine.training.shards import local
 
 Slices = Mapping[str, Sequence[tuple[Box, torch.Tensor]]]
 """By checkpoint name: boxes that do not overlap, each with a view of its elements, shaped as the box."""
@@ -29,9 +30,7 @@ def held_slices(parameters: Mapping[str, torch.Tensor], checkpoint: Checkpoint) 
         box, own = through(part, held, checkpoint.tensors[name]), intersection(part.box, held)
         if box is None or own is None:
             continue
-        data = parameter.detach()
-        data = data.to_local() if isinstance(data, DTensor) else data
-        found[name] = [(box, data[_inside(own, held)].view(_sizes(box)))]
+        found[name] = [(box, local(parameter)[indices(relative(own, held))].view(sizes(box)))]
     if excess := sorted(parameters.keys() - {part.parameter for part in checkpoint.parts.values()}):
         raise ValueError(f"{', '.join(excess[:5])}: the trainer has parameters of which the checkpoint holds nothing")
     return found
@@ -55,13 +54,5 @@ def taken(held: Iterable[tuple[Box, torch.Tensor]], box: Box) -> torch.Tensor:
     """The view of `box`, which lies inside one of `held`. KeyError where it does not."""
     for outer, view in held:
         if intersection(outer, box) == box:
-            return view[_inside(box, outer)]
+            return view[indices(relative(box, outer))]
     raise KeyError(box)
-
-
-def _inside(box: Box, outer: Box) -> tuple[slice, ...]:
-    return tuple(slice(start - low, stop - low) for (start, stop), (low, _) in zip(box, outer, strict=True))
-
-
-def _sizes(box: Box) -> list[int]:
-    return [stop - start for start, stop in box]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.reshard.layout import Box, intersection, volume
+from engine.reshard.layout import Box, indices, intersection, relative, sizes, volume
 from engine.reshard.plan import Piece
 from engine.reshard.recording import Copy, Wanted
 
@@ -27,12 +27,12 @@ class Place:
 
     def put(self, parameter: torch.Tensor, values: torch.Tensor) -> None:
         """Copies the values of the piece; a cast to the parameter's type is part of it."""
-        view = parameter[_slices(self.target)]
-        view.copy_(values[_slices(self.source)].reshape(view.shape))
+        view = parameter[indices(self.target)]
+        view.copy_(values[indices(self.source)].reshape(view.shape))
 
     def seen(self, parameter: torch.Tensor, piece: Piece) -> torch.Tensor:
         """The piece, as it lies in the parameter."""
-        return parameter[_slices(self.target)].view([stop - start for start, stop in piece.box])
+        return parameter[indices(self.target)].view(sizes(piece.box))
 
 
 class Landings:
@@ -57,15 +57,10 @@ class Landings:
 
 def _place(piece: Piece, copy: Copy, part: Box) -> Place:
     # Dimensions of length 1 may have come or gone between the tensor and the parameter.
-    long = iter([(a - start, b - start) for (a, b), (start, stop) in zip(part, copy.source, strict=True) if stop - start > 1])
+    long = iter([moved for moved, size in zip(relative(part, copy.source), sizes(copy.source), strict=True) if size > 1])
     target = tuple((low, high) if high - low == 1 else _moved(next(long), low) for low, high in copy.target)
-    source = tuple((a - low, b - low) for (a, b), (low, _) in zip(part, piece.box, strict=True))
-    return Place(copy.parameter, target, source, part == piece.box)
+    return Place(copy.parameter, target, relative(part, piece.box), part == piece.box)
 
 
 def _moved(bounds: tuple[int, int], by: int) -> tuple[int, int]:
     return bounds[0] + by, bounds[1] + by
-
-
-def _slices(box: Box) -> tuple[slice, ...]:
-    return tuple(slice(*bounds) for bounds in box)

@@ -60,6 +60,21 @@ def volume(box: Box) -> int:
     return math.prod(stop - start for start, stop in box)
 
 
+def sizes(box: Box) -> list[int]:
+    """Of its dimensions."""
+    return [stop - start for start, stop in box]
+
+
+def relative(box: Box, outer: Box) -> Box:
+    """`box` in the coordinates of a tensor that holds `outer` alone."""
+    return tuple((start - low, stop - low) for (start, stop), (low, _) in zip(box, outer, strict=True))
+
+
+def indices(box: Box) -> tuple[slice, ...]:
+    """By which a tensor gives the box."""
+    return tuple(slice(start, stop) for start, stop in box)
+
+
 def intersection(first: Box, second: Box) -> Box | None:
     """None where they share nothing."""
     shared = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))

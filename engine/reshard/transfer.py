@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from engine.reshard.held import Slices, taken
-from engine.reshard.layout import Tensor, volume
+from engine.reshard.layout import Tensor, sizes, volume
 from engine.reshard.plan import ITEM_BYTES, Message, Piece, Plan
 from engine.reshard.wire import Changed, Part, Whole, posted
 
@@ -102,12 +102,13 @@ class Transfer:
         under_way: deque[tuple[_Round, torch.Tensor]] = deque()
         for messages in self._rounds:
             if not free:
-                yield from self._completed(*under_way[0])
-                free.append(under_way.popleft()[1])
+                begun, bucket = under_way.popleft()
+                yield from self._completed(begun)
+                free.append(bucket)
             bucket = free.popleft()
             under_way.append((self._begin(messages, bucket, shards), bucket))
-        for begun, bucket in under_way:
-            yield from self._completed(begun, bucket)
+        for begun, _ in under_way:
+            yield from self._completed(begun)
 
     def _begin(self, messages: Iterable[Message], bucket: torch.Tensor, shards: Slices) -> _Round:
         begun, at, room = _Round(), 0, list[Part]()
@@ -127,7 +128,7 @@ class Transfer:
         begun.requests = posted(sends, receives, self._group)
         return begun
 
-    def _completed(self, begun: _Round, bucket: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
+    def _completed(self, begun: _Round) -> Iterator[tuple[Piece, torch.Tensor]]:
         for request in begun.requests:
             request.wait()
         arrived = [cut for message, part in begun.receives for cut in self._cut(message, self._form.arrived(message, part))]
@@ -139,7 +140,7 @@ class Transfer:
         for piece in message.pieces:
             dtype = self._tensors[piece.tensor].dtype
             size = volume(piece.box) * ITEM_BYTES[dtype]
-            yield piece, part[at : at + size].view(getattr(torch, dtype)).view([stop - start for start, stop in piece.box])
+            yield piece, part[at : at + size].view(getattr(torch, dtype)).view(sizes(piece.box))
             at += size
 
 
