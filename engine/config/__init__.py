@@ -4,10 +4,13 @@ Each class refuses keys that it does not know and values of another type; all er
 A setting that counts or measures something carries its unit in its name.
 """
 
-from engine.config.algorithm import AdvantageConfig, AlgorithmConfig, AnnotatorConfig, CriticConfig, KLConfig, LossConfig, RewardConfig
+from engine.config.advantage import AdvantageConfig
+from engine.config.algorithm import AlgorithmConfig, CriticConfig, KLConfig
 from engine.config.base import Fraction, Name, Positive, Settings
+from engine.config.loss import LossConfig
 from engine.config.model import ArchitectureConfig, GgufConfig, ModelConfig
 from engine.config.resources import MAIN_POOL, ROLES, PoolConfig, ResourcesConfig
+from engine.config.reward import AnnotatorConfig, RewardConfig
 from engine.config.rollout import RolloutConfig, SamplingConfig
 from engine.config.stages import EngineConfig, EvaluationConfig, RLStageConfig, SFTStageConfig
 from engine.config.training import LoRAConfig, OptimizerConfig, StageTrainingConfig, TrainingConfig

@@ -4,9 +4,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from engine.config.algorithm import AlgorithmConfig, AnnotatorConfig, RewardConfig
+from engine.config.algorithm import AlgorithmConfig
 from engine.config.base import Name, Positive, Settings
 from engine.config.resources import ResourcesConfig
+from engine.config.reward import AnnotatorConfig, RewardConfig
 from engine.config.rollout import RolloutConfig, SamplingConfig
 from engine.config.training import StageTrainingConfig, TrainingConfig
 
