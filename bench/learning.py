@@ -127,7 +127,7 @@ def proportional_set_gigabytes(process: Any) -> float:
     import psutil
 
     try:
-        return process.memory_full_info().pss / 1e9
+        return float(process.memory_full_info().pss) / 1e9
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return 0.0
 
@@ -139,11 +139,12 @@ def minutes_between(started: str, finished: str) -> float:
 
 def largest_over_steps(run: str, metric: str) -> float:
     """Largest value of a metric over all RL steps of a run."""
+    from engine.events import StepFinished
     from tasks.journal import read_events
     from tasks.workspace import run_directory
 
     events = read_events(run_directory(run) / "events.jsonl")
-    return max(event.metrics[metric] for event in events if metric in getattr(event, "metrics", {}))
+    return max(event.metrics[metric] for event in events if isinstance(event, StepFinished) and metric in event.metrics)
 
 
 def verdict(arm: dict[str, Any]) -> list[str]:

@@ -105,7 +105,8 @@ def compare(part: str, tokens: int) -> dict[str, Any]:
 
 def in_process(part: str, tokens: int, rows_at_once: int | None) -> dict[str, float]:
     """Peak, mean log-prob and size of the head's gradient of one way; `rows_at_once` of None is the plain one."""
-    return alone(measured, part, tokens, rows_at_once)
+    found: dict[str, float] = alone(measured, part, tokens, rows_at_once)
+    return found
 
 
 def measured(part: str, tokens: int, rows_at_once: int | None) -> dict[str, float]:
@@ -178,7 +179,8 @@ def deep(checkpointing: bool) -> dict[str, float]:
     policy = PolicyModel(causal, packed=True, rows_at_once=DEFAULT)
 
     def one_pass() -> torch.Tensor:
-        return policy(ids, attention, response, 1.0)[0][response]
+        log_probs: torch.Tensor = policy(ids, attention, response, 1.0)[0]
+        return log_probs[response]
 
     found = peak(causal, one_pass)
     return {**found, "processor_seconds": statistics.median(timed(one_pass)[1] for _ in range(REPETITIONS))}
@@ -210,7 +212,7 @@ def seconds() -> dict[str, Any]:
 def timed(one_pass: Callable[[], torch.Tensor]) -> tuple[float, float]:
     """Seconds of forward and backward: by the clock, and of the processors, which do not count a neighbour's work."""
     start, worked = time.perf_counter(), time.process_time()
-    one_pass().mean().backward()
+    one_pass().mean().backward()  # type: ignore[no-untyped-call]
     return time.perf_counter() - start, time.process_time() - worked
 
 
@@ -221,7 +223,7 @@ def peak(causal: Any, one_pass: Callable[[], torch.Tensor]) -> dict[str, float]:
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM becomes what is resident now (proc(5)).
     before = status_gigabytes("VmHWM")
     log_probs = one_pass()
-    log_probs.mean().backward()
+    log_probs.mean().backward()  # type: ignore[no-untyped-call]
     after = status_gigabytes("VmHWM")
     return {"gigabytes": after - before, "log_prob": float(log_probs.detach().mean()), "gradient": float(causal.lm_head.weight.grad.norm())}
 

@@ -244,7 +244,7 @@ class Rank:
         self.dtype = getattr(torch, case.dtype)
         tokenizer = AutoTokenizer.from_pretrained(model)
         config = RolloutConfig(tensor_parallel_ranks=case.parts, max_concurrent_samples=4, kv_cache_gigabytes=0.2)
-        self.rollout = VLLMBackend(model, config, self.dtype, torch.device("cpu"), CONTEXT, tokenizer)
+        self.rollout = VLLMBackend(model, config, self.dtype, torch.device("cpu"), CONTEXT, tokenizer, lora=None)
         # The same weights twice: in FSDP's own order for the ways that gather, and in the order that lies nearest to the engines.
         self.trainer = FSDPBackend(model, "policy", TrainingConfig(), torch.float32, torch.device("cpu"))
         self.model_checkpoint = checkpoint_of(self.trainer.config, self.dtype)
