@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 from report import RESULTS
 from reshard_page import MODELS, NAMES, middle
 
-from tasks.plots import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, save
+from tasks.plots import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, save, style
 
 BY_PARTS = {1: BLUE, 2: GREEN, 4: PURPLE, 8: SKY}
 BY_PHASE = {"transfer": BLUE, "loading": ORANGE, "packing": SKY, "proof": GREEN, "waiting": GREY}
@@ -39,7 +39,7 @@ def bytes_figure(cells: list[dict[str, Any]]) -> Figure:
     axes.set_xticks(sorted({cell["ranks"] for cell in cells}))
     axes.set_ylim(0)
     axes.margins(x=0.02)
-    _style(axes, "Bytes that a rank receives · Qwen3, 0.5 B, bfloat16", "ranks", "GB")
+    style(axes, "Bytes that a rank receives · Qwen3, 0.5 B, bfloat16", "ranks", "GB")
     figure.legend(*axes.get_legend_handles_labels(), ncols=4, **LEGEND)
     return figure
 
@@ -66,7 +66,7 @@ def seconds_figure(cases: list[dict[str, Any]]) -> Figure:
         axes.set_xticks(range(len(own)), [f"{MODELS[case['model']]}\n{case['ranks']} ranks, TP {case['parts']}" for case in own])
         axes.set_xlim(-0.5, most - 0.5)
         axes.tick_params(axis="x", pad=14)
-        _style(axes, f"Seconds of a synchronisation · {dtype}", "", "seconds")
+        style(axes, f"Seconds of a synchronisation · {dtype}", "", "seconds")
         axes.tick_params(axis="x", labelsize=9)
     ways = " · ".join(f"{letters[way]}: {NAMES[way]}" for way in cases[0]["ways"])
     handles = [Patch(color=colour, label=phase) for phase, colour in BY_PHASE.items()]
@@ -76,15 +76,3 @@ def seconds_figure(cases: list[dict[str, Any]]) -> Figure:
 
 def _line(axes: Axes, cells: list[dict[str, Any]], key: str, colour: str, label: str, width: float = 2.2) -> None:
     axes.plot([c["ranks"] for c in cells], [c[key] / 1e9 for c in cells], color=colour, linewidth=width, marker="o", markersize=4, label=label)
-
-
-def _style(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set_title(title, loc="left", fontsize=16, fontweight="bold", color=INK, pad=12)
-    axes.set_xlabel(x, fontsize=13, color=INK)
-    axes.set_ylabel(y, fontsize=13, color=INK)
-    axes.tick_params(labelsize=12, colors=INK, length=0)
-    axes.grid(visible=True, axis="y", color="#E3E3E3")
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color("#BBBBBB")

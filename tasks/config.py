@@ -184,6 +184,9 @@ def _broken_rules(recipe: RecipeConfig) -> Iterator[Problem]:
         for name, stage in recipe.stages.items():
             if stage.kind == "sft":
                 yield Problem("data.sft_file", f"stage {name} (sft) needs a file of conversations; set it, or take the stage out: ~stages.{name}")
+    if recipe.rollout.changed_only and recipe.training.lora is not None:
+        text = "with training.lora nothing but the adapter is sent, and all of it has changed; set false"
+        yield Problem("rollout.changed_only", text, ("training.lora",))
     if recipe.evaluation_reward.shuffle:
         yield Problem("evaluation_reward.shuffle", "an evaluation with shuffled scores measures nothing; set false")
 

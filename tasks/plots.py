@@ -218,6 +218,19 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
+def style(axes: Axes, title: str, x: str, y: str) -> None:
+    """What all pictures have in common."""
+    axes.set_title(title, loc="left", fontsize=16, fontweight="bold", color=INK, pad=12)
+    axes.set_xlabel(x, fontsize=13, color=INK)
+    axes.set_ylabel(y, fontsize=13, color=INK)
+    axes.tick_params(labelsize=12, colors=INK, length=0)
+    axes.grid(visible=True, axis="y", color="#E3E3E3")
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color("#BBBBBB")
+
+
 def _grouped_bars(
     axes: Axes, groups: Sequence[str], series: Mapping[str, Sequence[Interval | None]], colours: Sequence[str], *, annotate: bool
 ) -> None:
@@ -247,15 +260,7 @@ def _figure(title: str, x: str, y: str) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(8, 4.8), layout=ConstrainedLayoutEngine(w_pad=0.14, h_pad=0.07), facecolor="white")
     FigureCanvasAgg(figure)
     axes: Axes = figure.add_subplot()
-    axes.set_title(title, loc="left", fontsize=16, fontweight="bold", color=INK, pad=12)
-    axes.set_xlabel(x, fontsize=13, color=INK)
-    axes.set_ylabel(y, fontsize=13, color=INK)
-    axes.tick_params(labelsize=12, colors=INK, length=0)
-    axes.grid(visible=True, axis="y", color="#E3E3E3")
-    axes.set_axisbelow(True)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color("#BBBBBB")
+    style(axes, title, x, y)
     return figure, axes
 
 

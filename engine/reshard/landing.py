@@ -1,11 +1,13 @@
 """Where arriving slices go: from boxes of checkpoint tensors to boxes of an engine's parameters."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from engine.reshard.layout import Box, indices, intersection, relative, sizes, volume
 from engine.reshard.plan import Piece
+from engine.reshard.proof import Proof
 from engine.reshard.recording import Copy, Wanted
 
 
@@ -53,6 +55,17 @@ class Landings:
             copies = self._copies.get(piece.tensor, [])
             self._known[piece] = [_place(piece, copy, part) for copy in copies if (part := intersection(piece.box, copy.source))]
         return self._known[piece]
+
+    def fill(self, parameters: Mapping[str, torch.Tensor], arrivals: Iterable[tuple[Piece, torch.Tensor]], proof: Proof) -> None:
+        """Puts every slice straight into the parameters that an engine computes with, and then shows the proof where it lies."""
+        seen = []
+        for piece, values in arrivals:
+            for place in self.places(piece):
+                place.put(parameters[place.parameter].data, values)
+                seen.append((piece, place))
+        for piece, place in seen:
+            if place.whole:
+                proof.landed(piece, place.seen(parameters[place.parameter].data, piece))
 
 
 def _place(piece: Piece, copy: Copy, part: Box) -> Place:

@@ -85,13 +85,7 @@ class TransformersBackend:
     def receive(self, arrivals: Arrivals, proof: Proof) -> Loaded:
         """See `RolloutBackend`."""
         self.weight_version = None
-        parameters, seen = dict(self._model.named_parameters()), []
-        for piece, values in arrivals:
-            for place in self._landings.places(piece):
-                place.put(parameters[place.parameter], values)
-                seen.append((piece, place))
-        for piece, place in seen:
-            proof.landed(piece, place.seen(parameters[place.parameter], piece))
+        self._landings.fill(dict(self._model.named_parameters()), arrivals, proof)
         self.weight_version = proof.version
         return Loaded()
 

@@ -14,7 +14,6 @@ import ranks
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -25,6 +24,7 @@ from engine.reshard.checkpoint import checkpoint_of
 from engine.reshard.layout import Part, Sharding, Tensor, contained_mesh, cut, cuts, plain_mesh, training_layout, volume, without
 from engine.reshard.plan import make_plan
 from engine.reshard.rollout_layout import rank_models, record, rollout_layout
+from engine.training.shards import device_mesh
 
 TINY = {
     "vocab_size": 131,  # odd: vLLM pads it to 192
@@ -177,22 +177,9 @@ class Layers(nn.Module):
             parameter.data = torch.arange(parameter.numel(), dtype=torch.float32).reshape(parameter.shape)
 
 
-def device_mesh(mesh: torch.Tensor) -> DeviceMesh:
-    """Copies x shards x tensor, over process groups in the mesh's own order.
-
-    `DeviceMesh(device, mesh)` sorts the ranks of its groups. FSDP2 divides by rank in the group, a DTensor's offsets come from the place in
-    the mesh, and with ranks out of order the two disagree (torch 2.13).
-    """
-    groups = []
-    for dimension in range(mesh.ndim):
-        made = {tuple(line): dist.new_group(line, sort_ranks=False) for line in mesh.movedim(dimension, -1).flatten(0, -2).tolist()}
-        groups.append(next(group for line, group in made.items() if dist.get_rank() in line))
-    return DeviceMesh.from_group(groups, "cpu", mesh=mesh, mesh_dim_names=("copy", "shard", "tensor"))
-
-
 def held_by_dtensors(mesh: tuple[tuple[tuple[int, ...], ...], ...], rows: dict[str, int], tensor_parallel: bool) -> list[Any]:
     """This rank's slices by name, as FSDP2 leaves them, with the layouts that the placements themselves spell out."""
-    devices = device_mesh(torch.tensor(mesh))
+    devices = device_mesh(torch.tensor(mesh), "cpu", ("copy", "shard", "tensor"))
     layers = Layers()
     if tensor_parallel:
         parallelize_module(layers, devices["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})

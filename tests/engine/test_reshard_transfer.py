@@ -41,14 +41,8 @@ class Table:
         self._landings = Landings(wanted)
 
     def receive(self, arrivals: Arrivals, proof: Proof) -> Loaded:
-        self.weight_version, seen = None, []
-        for piece, values in arrivals:
-            for place in self._landings.places(piece):
-                place.put(self.parameters[place.parameter], values)
-                seen.append((piece, place))
-        for piece, place in seen:
-            if place.whole:
-                proof.landed(piece, place.seen(self.parameters[place.parameter], piece))
+        self.weight_version = None
+        self._landings.fill(self.parameters, arrivals, proof)
         self.weight_version = proof.version
         return Loaded()
 

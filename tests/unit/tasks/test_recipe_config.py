@@ -95,6 +95,7 @@ def test_a_batch_is_taken_exactly_if_it_divides_and_a_suggested_one_is(ranks: in
         ({"annotators": {"critic": {"worker": "reward_model"}}}, "annotators.critic"),
         ({"rollout": {"tensor_parallel_ranks": 3}}, "rollout.tensor_parallel_ranks"),
         ({"training": {"shard_ranks": 3}}, "training.shard_ranks"),
+        ({"rollout": {"changed_only": True}, "training": {"lora": {"rank": 4}}}, "rollout.changed_only"),
         ({"training": {"backend": "tensor_parallel", "tensor_parallel_ranks": 3}}, "training.tensor_parallel_ranks"),
     ],
 )
