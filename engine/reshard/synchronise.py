@@ -21,6 +21,10 @@ Arrivals = Iterable[tuple[Piece, torch.Tensor]]
 """Slices with their values, each of which holds until the next is asked for."""
 
 
+AIM = 0.7
+"""Of the seconds that a proof may take. How long the next one takes is estimated from this one, and a busy machine takes longer for the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """How an engine took its weights."""
@@ -91,9 +95,8 @@ class Synchroniser:
         received = time.perf_counter() - started - proof.watch.seconds
         share = self._max_proof_share
         try:
-            following = proof.check(
-                shards, rollout.weight_version if rollout else None, received * share / (1 - share) if share is not None else math.inf
-            )
+            allowed = AIM * received * share / (1 - share) if share is not None else math.inf
+            following = proof.check(shards, rollout.weight_version if rollout else None, allowed)
         except BaseException:
             self.forget()
             self._coverage = Coverage()  # The next one is looked at as the first one was.
