@@ -12,6 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoTokenizer
 
+from engine.algorithms import off_policy
 from engine.algorithms.aggregation import Denominators, aggregate
 from engine.algorithms.kl import kl
 from engine.algorithms.rollout_agreement import rollout_agreement
@@ -201,18 +202,24 @@ class HybridActor(TrainedWorker):
     @register(RANK_ZERO)
     def measure(self, batch: Batch) -> Statistics:
         """What a step's samples and rewards were like."""
-        return measure(batch)
+        return measure(batch, self._rl_stage.algorithm)
 
     @register(METRICS, mesh=TRAIN)
     def update(self, batch: Batch) -> Statistics:
         """`updates_per_step` optimizer steps on the policy loss, one for each contiguous part of this rank's rows.
 
-        Reads the rollout's token columns, old_log_probs, advantages, and reference_log_probs where the loss has a KL term.
+        Reads the rollout's token columns, old_log_probs, advantages, reference_log_probs where the loss has a KL term, and loss_mask where not
+        all that was drawn is learnt from.
         """
         self._phase = Phase.STALE
-        names = ["input_ids", "attention_mask", "response_mask", "rollout_log_probs", "old_log_probs", "advantages"]
-        columns = batch.select([*names, *(name for name in ("reference_log_probs",) if name in batch.tensors)])
-        return self.updates(columns, self._rl_stage, self._policy_loss)
+        stage, correction = self._rl_stage, self._rl_stage.algorithm.off_policy
+        names = ["rollout_log_probs", "old_log_probs", "advantages"]
+        columns = self.columns(batch, [*names, *(name for name in ("reference_log_probs",) if name in batch.tensors)])
+        if correction is not None and correction.weights is not None:
+            # Of all that was drawn: a response is as likely as its tokens together, those that are not learnt from included.
+            old, rollout, mask = (batch.tensors[name] for name in ("old_log_probs", "rollout_log_probs", "response_mask"))
+            columns = columns.with_tensors(off_policy_weights=off_policy.weights(old, rollout, mask, correction.weights))
+        return self.updates(columns, stage, self._policy_loss)
 
     @register(METRICS, mesh=TRAIN)
     def update_sft(self, chosen: list[int]) -> Statistics:
@@ -331,7 +338,8 @@ class HybridActor(TrainedWorker):
             mask=mask,
         )
         terms = policy_terms(inputs, loss)
-        value = _aggregated(terms.per_token, mask, denominators, loss)
+        per_token = terms.per_token * tensors["off_policy_weights"] if "off_policy_weights" in tensors else terms.per_token
+        value = _aggregated(per_token, mask, denominators, loss)
         statistics.update(terms.statistics)
         penalty = stage.algorithm.kl
         if penalty is not None and penalty.place == "loss":
