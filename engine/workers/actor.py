@@ -14,12 +14,11 @@ from transformers import AutoConfig, AutoTokenizer
 
 from engine.algorithms import off_policy
 from engine.algorithms.aggregation import Denominators, aggregate
-from engine.algorithms.kl import kl
+from engine.algorithms.policy_loss import policy_loss
 from engine.algorithms.rollout_agreement import rollout_agreement
-from engine.algorithms.step import measure, policy_terms, step_advantages
-from engine.algorithms.types import LossInputs
+from engine.algorithms.step import measure, step_advantages
 from engine.batch import Batch
-from engine.config import LossConfig, RLStageConfig
+from engine.config import RLStageConfig
 from engine.control.dispatch import ALL, DATA_PARALLEL, METRICS, RANK_ZERO, register
 from engine.control.mesh import Mesh
 from engine.control.worker_group import Outlet
@@ -327,26 +326,10 @@ class HybridActor(TrainedWorker):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
     def _policy_loss(self, batch: Batch, denominators: Denominators, statistics: Statistics) -> torch.Tensor:
-        stage = self._rl_stage
-        loss, tensors = stage.algorithm.loss, {name: tensor.to(self.device) for name, tensor in batch.tensors.items()}
-        mask = tensors["response_mask"]
-        inputs = LossInputs(
-            log_probs=self.training.score(batch, stage.sampling.temperature).log_probs,
-            old_log_probs=tensors["old_log_probs"],
-            rollout_log_probs=tensors["rollout_log_probs"],
-            advantages=tensors["advantages"],
-            mask=mask,
-        )
-        terms = policy_terms(inputs, loss)
-        per_token = terms.per_token * tensors["off_policy_weights"] if "off_policy_weights" in tensors else terms.per_token
-        value = _aggregated(per_token, mask, denominators, loss)
-        statistics.update(terms.statistics)
-        penalty = stage.algorithm.kl
-        if penalty is not None and penalty.place == "loss":
-            distance = kl(penalty.estimator, inputs.log_probs, tensors["reference_log_probs"], mask)
-            value = value + penalty.coefficient * _aggregated(distance, mask, denominators, loss)
-            statistics.add("policy/kl_reference", Mean(float(distance.detach().sum()), float(mask.sum())))
-        statistics.add("policy/loss", Sum(float(value.detach())))
+        stage, columns = self._rl_stage, {name: tensor.to(self.device) for name, tensor in batch.tensors.items()}
+        log_probs = self.training.score(batch, stage.sampling.temperature).log_probs
+        value, found = policy_loss(columns, log_probs, stage.algorithm, denominators)
+        statistics.update(found)
         return value
 
     def _likelihood_loss(self, batch: Batch, denominators: Denominators, statistics: Statistics) -> torch.Tensor:
@@ -354,10 +337,6 @@ class HybridActor(TrainedWorker):
         value = aggregate(-self.training.score(batch, 1.0).log_probs, mask, denominators, "token_mean", None)
         statistics.add("sft/loss", Sum(float(value.detach())))
         return value
-
-
-def _aggregated(per_token: torch.Tensor, mask: torch.Tensor, denominators: Denominators, loss: LossConfig) -> torch.Tensor:
-    return aggregate(per_token, mask, denominators, loss.aggregation, loss.aggregation_constant_tokens)
 
 
 def _in_order(drawn: Mapping[int, Response], requests: int, backend: str) -> list[Response]:
