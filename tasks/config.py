@@ -1,6 +1,7 @@
 """A recipe's configuration: data, model, stages and tracking, around the engine's settings."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Self
@@ -180,6 +181,7 @@ def _broken_rules(recipe: RecipeConfig) -> Iterator[Problem]:
     yield from _ranks_divide(recipe)
     yield from _batches_divide(recipe)
     yield from _tokens_fit(recipe)
+    yield from _rejection_acts(recipe)
     if recipe.data.train_file is not None and recipe.data.sft_file is None:
         for name, stage in recipe.stages.items():
             if stage.kind == "sft":
@@ -233,6 +235,20 @@ def _what_divides(recipe: RecipeConfig, parts: int) -> str:
         return f"{parts} data-parallel parts of training.backend={recipe.training.backend}"
     pool = recipe.resources.pool_of("actor")
     return f"resources.{'' if pool == 'main' else f'pools.{pool}.'}ranks={parts}"
+
+
+def _rejection_acts(recipe: RecipeConfig) -> Iterator[Problem]:
+    bound_key, bound = "rollout.max_log_prob_difference", recipe.rollout.max_log_prob_difference
+    for name, stage in recipe.stages.items():
+        correction = stage.algorithm.off_policy if stage.kind == "rl" else None
+        if bound is None or correction is None or (rejection := correction.rejection) is None or rejection.level == "sequence":
+            continue
+        # Ratios of tokens, and their geometric means, stay within exp(-bound) .. exp(bound).
+        if math.exp(-bound) >= rejection.low and math.exp(bound) <= rejection.high:
+            text = (
+                f"{bound_key}={bound:g} stops the run before any ratio leaves {rejection.low:g} .. {rejection.high:g}; raise that, or set it to null"
+            )
+            yield Problem(f"stages.{name}.algorithm.off_policy.rejection", text, (bound_key,))
 
 
 def _tokens_fit(recipe: RecipeConfig) -> Iterator[Problem]:

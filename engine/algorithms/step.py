@@ -3,8 +3,11 @@
 Estimators and losses may be somebody's own: what they give is looked at here, before it becomes a gradient.
 """
 
+from collections.abc import Mapping
+
 import torch
 
+from engine.algorithms import off_policy
 from engine.algorithms.groups import group_statistics
 from engine.algorithms.kl import kl
 from engine.algorithms.registry import ADVANTAGES, LOSSES
@@ -19,23 +22,26 @@ def step_advantages(batch: Batch, config: AlgorithmConfig) -> Batch:
 
     Args:
         batch: response_mask [B, T], prompt [B], reward [B]; values, old_log_probs, reference_log_probs [B, T] where the algorithm reads
-            them. Columns of annotators (`NAME/COLUMN`) reach the estimator.
+            them. Columns of annotators (`NAME/COLUMN`) reach the estimator. A column kept [B] bool, where there is one, says which samples
+            are to be learnt from.
 
     Returns:
-        Tensors advantages and, it may be, returns [B, T]; 0 outside the mask.
+        Tensors advantages and, it may be, returns [B, T]; 0 outside the mask. Where samples or tokens can be taken out, loss_mask [B, T] bool,
+        which then stands for the response mask in every loss and its denominators; estimators see it as their mask.
 
     Raises:
         ValueError: the estimator gave something else, or numbers that are not finite; names the estimator.
     """
     columns = batch.tensors
+    mask = _learnt(columns, config)
     token_rewards = None
     if config.kl is not None and config.kl.place == "reward":
-        distance = kl(config.kl.estimator, columns["old_log_probs"], columns["reference_log_probs"], columns["response_mask"])
+        distance = kl(config.kl.estimator, columns["old_log_probs"], columns["reference_log_probs"], mask)
         token_rewards = -config.kl.coefficient * distance
     inputs = AdvantageInputs(
         rewards=columns["reward"],
         group=columns["prompt"],
-        mask=columns["response_mask"],
+        mask=mask,
         token_rewards=token_rewards,
         values=columns.get("values"),
         columns={name: column for name, column in columns.items() if "/" in name},
@@ -51,7 +57,19 @@ def step_advantages(batch: Batch, config: AlgorithmConfig) -> Batch:
         if not values[inputs.mask].isfinite().all():
             row = int((inputs.mask & ~values.isfinite()).any(dim=1).nonzero()[0])
             raise ValueError(f"{who}: {name} of row {row} are not finite on response tokens; its reward is {inputs.rewards[row]:g}")
-    return Batch(tensors={name: torch.where(inputs.mask, values, 0) for name, values in given.items()})
+    made = {name: torch.where(inputs.mask, values, 0) for name, values in given.items()}
+    return Batch(tensors=made if mask is columns["response_mask"] else {**made, "loss_mask": mask})
+
+
+def _learnt(columns: Mapping[str, torch.Tensor], config: AlgorithmConfig) -> torch.Tensor:
+    """The response mask without what is not to be learnt from [B, T]; the response mask itself where nothing can be taken out."""
+    mask = columns["response_mask"]
+    if "kept" in columns:
+        mask = mask & columns["kept"][:, None]
+    if config.off_policy is not None and config.off_policy.rejection is not None:
+        drawn = (columns["old_log_probs"], columns["rollout_log_probs"])
+        mask = off_policy.kept(*drawn, mask, columns["prompt"], config.off_policy.rejection)
+    return mask
 
 
 def policy_terms(inputs: LossInputs, config: LossConfig) -> LossTerms:
@@ -77,11 +95,12 @@ def _check(values: object, mask: torch.Tensor, what: str) -> None:
         raise ValueError(f"{what} has shape {list(values.shape)}; the response mask has {list(mask.shape)}, and every token needs its own")
 
 
-def measure(batch: Batch) -> Statistics:
-    """What a step's samples were like: rewards, lengths, groups without signal, and the mean score of every annotator.
+def measure(batch: Batch, config: AlgorithmConfig) -> Statistics:
+    """What a step's samples were like, all that were drawn: rewards, lengths, groups without signal, the mean score of every annotator; and how
+    much of them the off-policy correction weighs down or takes out.
 
     Args:
-        batch: response_mask [B, T]; prompt, reward, response_tokens, finished [B].
+        batch: response_mask, old_log_probs, rollout_log_probs [B, T]; prompt, reward, response_tokens, finished [B].
     """
     columns, statistics = batch.tensors, Statistics()
     rewards, lengths, finished = columns["reward"], columns["response_tokens"], columns["finished"]
@@ -92,6 +111,8 @@ def measure(batch: Batch) -> Statistics:
     statistics.add("response/tokens_total", Sum(float(lengths.sum())))
     statistics.add("response/truncated_fraction", Mean.of((~finished).double().tolist()))
     statistics.update(group_statistics(rewards, columns["prompt"], columns["response_mask"].any(dim=1)))
+    drawn = (columns["old_log_probs"], columns["rollout_log_probs"], columns["response_mask"], columns["prompt"])
+    statistics.update(off_policy.correction_statistics(*drawn, config.off_policy))
     for name, column in columns.items():
         if name.endswith("/score") and column.dim() == 1:
             statistics.add(f"reward/{name.removesuffix('/score')}_mean", Mean(float(column.double().sum()), len(column)))

@@ -9,6 +9,7 @@ from engine.config.algorithm import AlgorithmConfig, CriticConfig, KLConfig
 from engine.config.base import Fraction, Name, Positive, Settings
 from engine.config.loss import LossConfig
 from engine.config.model import ArchitectureConfig, GgufConfig, ModelConfig
+from engine.config.off_policy import ImportanceWeightsConfig, OffPolicyConfig, RejectionConfig
 from engine.config.resources import MAIN_POOL, ROLES, PoolConfig, ResourcesConfig
 from engine.config.reward import AnnotatorConfig, RewardConfig
 from engine.config.rollout import RolloutConfig, SamplingConfig
@@ -27,15 +28,18 @@ __all__ = [
     "EvaluationConfig",
     "Fraction",
     "GgufConfig",
+    "ImportanceWeightsConfig",
     "KLConfig",
     "LoRAConfig",
     "LossConfig",
     "ModelConfig",
     "Name",
+    "OffPolicyConfig",
     "OptimizerConfig",
     "PoolConfig",
     "Positive",
     "RLStageConfig",
+    "RejectionConfig",
     "ResourcesConfig",
     "RewardConfig",
     "RolloutConfig",

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from engine.config.advantage import AdvantageConfig
 from engine.config.base import Settings
 from engine.config.loss import LossConfig
+from engine.config.off_policy import OffPolicyConfig
 from engine.config.training import OptimizerConfig
 
 
@@ -35,6 +36,7 @@ class AlgorithmConfig(Settings):
     advantage: AdvantageConfig = AdvantageConfig()
     loss: LossConfig = LossConfig()
     kl: KLConfig | None = None
+    off_policy: OffPolicyConfig | None = None
     critic: CriticConfig | None = None
 
     @model_validator(mode="after")

@@ -12,13 +12,13 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoTokenizer
 
+from engine.algorithms import off_policy
 from engine.algorithms.aggregation import Denominators, aggregate
-from engine.algorithms.kl import kl
+from engine.algorithms.policy_loss import policy_loss
 from engine.algorithms.rollout_agreement import rollout_agreement
-from engine.algorithms.step import measure, policy_terms, step_advantages
-from engine.algorithms.types import LossInputs
+from engine.algorithms.step import measure, step_advantages
 from engine.batch import Batch
-from engine.config import LossConfig, RLStageConfig
+from engine.config import RLStageConfig
 from engine.control.dispatch import ALL, DATA_PARALLEL, METRICS, RANK_ZERO, register
 from engine.control.mesh import Mesh
 from engine.control.worker_group import Outlet
@@ -201,18 +201,24 @@ class HybridActor(TrainedWorker):
     @register(RANK_ZERO)
     def measure(self, batch: Batch) -> Statistics:
         """What a step's samples and rewards were like."""
-        return measure(batch)
+        return measure(batch, self._rl_stage.algorithm)
 
     @register(METRICS, mesh=TRAIN)
     def update(self, batch: Batch) -> Statistics:
         """`updates_per_step` optimizer steps on the policy loss, one for each contiguous part of this rank's rows.
 
-        Reads the rollout's token columns, old_log_probs, advantages, and reference_log_probs where the loss has a KL term.
+        Reads the rollout's token columns, old_log_probs, advantages, reference_log_probs where the loss has a KL term, and loss_mask where not
+        all that was drawn is learnt from.
         """
         self._phase = Phase.STALE
-        names = ["input_ids", "attention_mask", "response_mask", "rollout_log_probs", "old_log_probs", "advantages"]
-        columns = batch.select([*names, *(name for name in ("reference_log_probs",) if name in batch.tensors)])
-        return self.updates(columns, self._rl_stage, self._policy_loss)
+        stage, correction = self._rl_stage, self._rl_stage.algorithm.off_policy
+        names = ["rollout_log_probs", "old_log_probs", "advantages"]
+        columns = self.columns(batch, [*names, *(name for name in ("reference_log_probs",) if name in batch.tensors)])
+        if correction is not None and correction.weights is not None:
+            # Of all that was drawn: a response is as likely as its tokens together, those that are not learnt from included.
+            old, rollout, mask = (batch.tensors[name] for name in ("old_log_probs", "rollout_log_probs", "response_mask"))
+            columns = columns.with_tensors(off_policy_weights=off_policy.weights(old, rollout, mask, correction.weights))
+        return self.updates(columns, stage, self._policy_loss)
 
     @register(METRICS, mesh=TRAIN)
     def update_sft(self, chosen: list[int]) -> Statistics:
@@ -320,25 +326,10 @@ class HybridActor(TrainedWorker):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
     def _policy_loss(self, batch: Batch, denominators: Denominators, statistics: Statistics) -> torch.Tensor:
-        stage = self._rl_stage
-        loss, tensors = stage.algorithm.loss, {name: tensor.to(self.device) for name, tensor in batch.tensors.items()}
-        mask = tensors["response_mask"]
-        inputs = LossInputs(
-            log_probs=self.training.score(batch, stage.sampling.temperature).log_probs,
-            old_log_probs=tensors["old_log_probs"],
-            rollout_log_probs=tensors["rollout_log_probs"],
-            advantages=tensors["advantages"],
-            mask=mask,
-        )
-        terms = policy_terms(inputs, loss)
-        value = _aggregated(terms.per_token, mask, denominators, loss)
-        statistics.update(terms.statistics)
-        penalty = stage.algorithm.kl
-        if penalty is not None and penalty.place == "loss":
-            distance = kl(penalty.estimator, inputs.log_probs, tensors["reference_log_probs"], mask)
-            value = value + penalty.coefficient * _aggregated(distance, mask, denominators, loss)
-            statistics.add("policy/kl_reference", Mean(float(distance.detach().sum()), float(mask.sum())))
-        statistics.add("policy/loss", Sum(float(value.detach())))
+        stage, columns = self._rl_stage, {name: tensor.to(self.device) for name, tensor in batch.tensors.items()}
+        log_probs = self.training.score(batch, stage.sampling.temperature).log_probs
+        value, found = policy_loss(columns, log_probs, stage.algorithm, denominators)
+        statistics.update(found)
         return value
 
     def _likelihood_loss(self, batch: Batch, denominators: Denominators, statistics: Statistics) -> torch.Tensor:
@@ -346,10 +337,6 @@ class HybridActor(TrainedWorker):
         value = aggregate(-self.training.score(batch, 1.0).log_probs, mask, denominators, "token_mean", None)
         statistics.add("sft/loss", Sum(float(value.detach())))
         return value
-
-
-def _aggregated(per_token: torch.Tensor, mask: torch.Tensor, denominators: Denominators, loss: LossConfig) -> torch.Tensor:
-    return aggregate(per_token, mask, denominators, loss.aggregation, loss.aggregation_constant_tokens)
 
 
 def _in_order(drawn: Mapping[int, Response], requests: int, backend: str) -> list[Response]:

@@ -184,6 +184,11 @@ class TrainedWorker(Worker):
         temperature, max_tokens = stage.sampling.temperature, stage.training.max_tokens_per_micro_batch
         return self.over_rows(rollout, max_tokens, lambda part: {"reference_log_probs": self.training.score(part, temperature).log_probs})
 
+    def columns(self, batch: Batch, names: Sequence[str]) -> Batch:
+        """What an update reads: the token columns and those named. The response mask is what there is to learn from (`step_advantages`)."""
+        selected = batch.select(["input_ids", "attention_mask", "response_mask", *names])
+        return selected.with_tensors(response_mask=batch.tensors.get("loss_mask", batch.tensors["response_mask"]))
+
     def denominators(self, batch: Batch) -> Denominators:
         """Tokens and sequences of one optimizer step over all ranks. A collective."""
         own = count(batch.tensors["response_mask"])

@@ -37,8 +37,7 @@ class CriticWorker(TrainedWorker):
     @register(METRICS, mesh=TRAIN)
     def update(self, batch: Batch) -> Statistics:
         """`updates_per_step` optimizer steps on the value loss. Reads the rollout's token columns, values and returns [B, T]."""
-        columns = batch.select(["input_ids", "attention_mask", "response_mask", "values", "returns"])
-        return self.updates(columns, self._stage, self._loss)
+        return self.updates(self.columns(batch, ["values", "returns"]), self._stage, self._loss)
 
     def _loss(self, batch: Batch, denominators: Denominators, statistics: Statistics) -> torch.Tensor:
         mask, old, returns = (batch.tensors[name].to(self.device) for name in ("response_mask", "values", "returns"))

@@ -104,6 +104,28 @@ def test_broken_rules_are_named_by_key(values: dict, key: str) -> None:
         recipe(**values)
 
 
+@pytest.mark.parametrize(
+    ("rejection", "bound", "legal"),
+    [
+        ({}, 1e-3, False),
+        ({}, 0.69, False),  # ratios of 0.5016 .. 1.994, and 0.5 .. 2 are kept
+        ({}, 0.70, True),
+        ({}, None, True),
+        ({"low": 0.0, "high": 1.01}, 0.02, True),  # Mutation: ask for both bounds to be reached.
+        ({"level": "sequence"}, 1e-3, True),  # A product of many tokens' ratios.
+    ],
+)
+def test_a_rejection_that_could_never_act_is_refused(rejection: dict, bound: float | None, legal: bool) -> None:
+    def attempt() -> None:
+        recipe(stages={"rl": rl(algorithm={"off_policy": {"rejection": rejection}})}, rollout={"max_log_prob_difference": bound})
+
+    if legal:
+        attempt()
+        return
+    with pytest.raises(ValidationError, match=r"stages\.rl\.algorithm\.off_policy\.rejection: rollout\.max_log_prob_difference="):
+        attempt()
+
+
 def test_exactly_the_context_fits() -> None:
     """Mutation: `>=` for `>` in `_tokens_fit`."""
     fits = recipe(stages={"sft": sft(max_tokens=256), "rl": rl(max_response_tokens=216)}, evaluation={"max_response_tokens": 216})
