@@ -1,8 +1,8 @@
-"""Do the shipped algorithms learn alike? Each trains the same SFT model on the same prompts with the same seeds.
+"""Do the shipped algorithms learn? Each trains the same SFT model on the same prompts with the same seeds.
 
-    python bench/algorithms.py [--seeds 1 2] [--algorithms grpo ppo]
+    python bench/algorithms.py [--seeds 0 1] [--algorithms grpo ppo]
 
-Writes docs/results/algorithms.{json,md,png}; exits with 1 when one of them does not gain what GRPO gains, within the noise of its interval.
+Writes docs/results/algorithms.{json,md,png}; exits with 1 when the interval of what one of them gains reaches down to zero.
 """
 
 import argparse
@@ -17,13 +17,16 @@ from report import RESULTS, ROOT, table, write
 ALMANAC = Path(sys.executable).with_name("almanac")
 RECIPE = "polaris_tiny"
 BASELINE = "grpo"
+ALGORITHMS = [BASELINE, "dr_grpo", "rloo", "ppo", "gspo", "dapo", "cispo", "reinforce_plus_plus"]
+WINDOW = 5
+"""Steps of the moving average in the picture."""
 
 
 def main() -> int:
     """Runs all arms and writes the results. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--algorithms", nargs="+", default=[BASELINE, "ppo"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--algorithms", nargs="+", default=ALGORITHMS)
     arguments = parser.parse_args()
 
     model = run(["stages.sft.steps=750", "~stages.rl", f"seed={arguments.seeds[0]}"])["final_model"]
@@ -35,7 +38,7 @@ def main() -> int:
             arms.append(measured(algorithm, seed, run([*start, f"seed={seed}", f"algorithm@stages.rl.algorithm={algorithm}"])))
     write("algorithms", arms, page(arms))
     draw(arms, RESULTS / "algorithms.png")
-    return 0 if all(learnt_alike(arm, arms) for arm in arms) else 1
+    return 0 if all(arm["gain_interval"][0] > 0 for arm in arms) else 1
 
 
 def run(overrides: list[str]) -> dict[str, Any]:
@@ -70,21 +73,16 @@ def measured(algorithm: str, seed: int, shown: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def learnt_alike(arm: dict[str, Any], arms: list[dict[str, Any]]) -> bool:
-    """Whether the gain's interval reaches what GRPO gained with the same seed, or is beyond it."""
-    (baseline,) = [other for other in arms if other["algorithm"] == BASELINE and other["seed"] == arm["seed"]]
-    return bool(arm["gain_interval"][0] > 0 and arm["gain_interval"][1] >= baseline["gain_interval"][0])
-
-
 def page(arms: list[dict[str, Any]]) -> str:
     """The results as Markdown."""
     lines = [
-        "# Do the algorithms learn alike?",
+        "# Do the algorithms learn?",
         "",
         f"`python bench/algorithms.py`, the RL stage of `{RECIPE}` from one SFT model, commit {arms[0]['commit']}.",
         "",
         "Accuracy is avg@8 on the held-out test set; the gain's 95 % interval is a bootstrap paired over prompts. *Foreseen* is the mean explained",
         "variance of the critic's values over the last ten steps: 1 where they foresee the returns, 0 where a constant would do as well.",
+        "All have the recipe's learning rate, which was chosen with GRPO: this shows that each of them learns, not which is best.",
         "",
     ]
     header = ["algorithm", "seed", "before", "after", "gain", "95 % interval", "steps", "seconds", "foreseen", "largest log-prob difference"]
@@ -110,24 +108,29 @@ def row(arm: dict[str, Any]) -> list[str]:
 
 
 def draw(arms: list[dict[str, Any]], path: Path) -> None:
-    """Mean reward by step, a colour for each algorithm."""
-    import matplotlib
+    """Mean reward by step: a picture for each algorithm, with the baseline of the same seed behind it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from tasks.plots import BLUE, GREY, moving_average, save, style
 
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     names = list(dict.fromkeys(arm["algorithm"] for arm in arms))
-    for arm in arms:
-        colour = f"C{names.index(arm['algorithm'])}"
-        label = arm["algorithm"] if arm["seed"] == arms[0]["seed"] else None
-        axes.plot(range(1, len(arm["reward"]) + 1), arm["reward"], color=colour, alpha=0.8, label=label)
-    axes.set_xlabel("step")
-    axes.set_ylabel("mean reward of the step's samples")
-    axes.set_title(f"{RECIPE}, RL from one SFT model; a line for each seed")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=150)
+    figure = Figure(figsize=(12, 3 * -(-len(names) // 4)), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(-(-len(names) // 4), 4, sharex=True, sharey=True, squeeze=False)
+    for axes in grid.flat[len(names) :]:
+        axes.set_visible(False)
+    for name, axes in zip(names, grid.flat, strict=False):
+        style(axes, name, "", "")
+        for shown, colour, width in ((BASELINE, GREY, 1.4), (name, BLUE, 2.4)):
+            for arm in (arm for arm in arms if arm["algorithm"] == shown):
+                steps = range(1, len(arm["reward"]) + 1)
+                axes.plot(steps, arm["reward"], color=colour, alpha=0.3, linewidth=1)
+                axes.plot(steps, moving_average(arm["reward"], WINDOW), color=colour, linewidth=width)
+    figure.supxlabel("step", fontsize=12)
+    figure.supylabel(f"mean reward, average of {WINDOW} steps", fontsize=12)
+    figure.suptitle(f"RL stage of {RECIPE} from one SFT model · grey: {BASELINE}", fontsize=14, fontweight="bold")
+    save(figure, path)
 
 
 if __name__ == "__main__":
