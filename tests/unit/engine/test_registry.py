@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from engine.algorithms.registry import ADVANTAGES, LOSSES
 from engine.config import AdvantageConfig, LossConfig, RewardConfig
@@ -46,7 +46,7 @@ def test_every_entry_loads_and_describes_itself(registry) -> None:
 def test_configuration_takes_every_registered_name_and_a_place_of_ones_own(registry, config, key: str) -> None:
     # Mutation: a Literal of names beside the registry, which falls behind it.
     for name in [*registry.names(), "my_package.mine:function"]:
-        assert getattr(config(**{key: name}), key) == name
+        assert getattr(TypeAdapter(config).validate_python({key: name}), key) == name
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_configuration_takes_every_registered_name_and_a_place_of_ones_own(regis
 def test_configuration_refuses_an_unknown_name_and_suggests_the_nearest(config, setting: dict[str, object], nearest: str) -> None:
     # Mutation: leave `known` out of the validator: it would be found when the first step is over.
     with pytest.raises(ValidationError) as caught:
-        config(**setting)
+        TypeAdapter(config).validate_python(setting)
     assert nearest in str(caught.value)
 
 

@@ -10,7 +10,7 @@ from engine.algorithms import step
 from engine.algorithms.step import policy_terms, step_advantages
 from engine.algorithms.types import AdvantageInputs, Advantages, LossInputs, LossTerms
 from engine.batch import Batch
-from engine.config import AdvantageConfig, AlgorithmConfig, CriticConfig, LossConfig, OptimizerConfig
+from engine.config import AlgorithmConfig, CriticConfig, OptimizerConfig, OwnAdvantageConfig, OwnLossConfig
 
 MASK = torch.tensor([[False, True, True], [False, True, False], [False, False, False], [False, True, True]])
 ESTIMATOR, LOSS = "my_estimator:mine", "my_loss:mine"
@@ -23,7 +23,7 @@ def estimate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Batch]:
     def run(give: Callable[[AdvantageInputs], Any], critic: CriticConfig | None = None) -> Batch:
         monkeypatch.setattr(step.ADVANTAGES, "get", lambda name: lambda inputs, config: give(inputs))
         batch = Batch({"response_mask": MASK, "prompt": torch.tensor([0, 0, 1, 1]), "reward": torch.tensor([1.0, 0.0, 0.5, 2.0])})
-        return step_advantages(batch, AlgorithmConfig(advantage=AdvantageConfig(estimator=ESTIMATOR), critic=critic))
+        return step_advantages(batch, AlgorithmConfig(advantage=OwnAdvantageConfig(estimator=ESTIMATOR), critic=critic))
 
     return run
 
@@ -37,7 +37,7 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LossTerms]:
         zeros = torch.zeros(MASK.shape)
         log_probs = zeros.clone().requires_grad_()
         inputs = LossInputs(log_probs=log_probs, old_log_probs=zeros, rollout_log_probs=zeros, advantages=zeros + 1, mask=MASK)
-        return policy_terms(inputs, LossConfig(name=LOSS))
+        return policy_terms(inputs, OwnLossConfig(name=LOSS))
 
     return run
 
