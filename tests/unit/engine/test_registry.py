@@ -1,6 +1,7 @@
 """Registries: every name loads, describes itself without being imported, and configuration takes exactly the names that there are."""
 
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from engine.algorithms import aggregation
 from engine.algorithms.registry import ADVANTAGES, LOSSES
 from engine.config import AdvantageConfig, LossConfig, RewardConfig
 from engine.rewards.registry import REWARDS
@@ -38,6 +40,13 @@ def test_every_entry_loads_and_describes_itself(registry) -> None:
         assert callable(function)
         assert registry.describe(name)
         assert registry.describe(name) == function.__doc__.partition("\n")[0]
+
+
+def test_the_page_of_algorithms_has_a_row_for_each() -> None:
+    # Mutation: a new estimator, loss or aggregation without its row.
+    page = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    rows = {name for line in page.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    assert rows == {*ADVANTAGES.names(), *LOSSES.names(), *aggregation.names()}
 
 
 @pytest.mark.parametrize(
