@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(DEVICE)
 RECIPE ?= polaris_tiny
 
-.PHONY: help setup run test test-unit test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-memory bench-packing bench-reshard lock clean
+.PHONY: help setup run test test-unit test-parity test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-memory bench-packing bench-reshard lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -21,10 +21,14 @@ $(READY): requirements/$(DEVICE).lock requirements/setup.sh pyproject.toml
 run: $(READY)  ## run the main job (RECIPE=name for another recipe)
 	$(BIN)/almanac run recipe=$(RECIPE)
 
-test: test-unit test-engine test-flows  ## all tests
+test: test-unit test-parity test-engine test-flows  ## all tests
 
 test-unit: $(READY)  ## pure functions, under 90 s
 	$(BIN)/pytest tests/unit
+
+test-parity: $(READY)  ## the formulas beside verl's and TRL's, in .work/reference
+	bash requirements/reference.sh $(VENV)
+	.work/reference/bin/python -m pytest tests/parity
 
 test-engine: $(READY)  ## Ray, FSDP2 and vLLM on tiny models
 	$(BIN)/pytest tests/engine

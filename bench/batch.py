@@ -2,8 +2,8 @@
 
     python bench/batch.py [--rows 1000 10000 100000 1000000] [--seconds 2]
 
-The other two live in an environment of their own (.work/bench-env), made at the first start, which takes PyTorch and all else from this one.
-Before anything is measured, results are compared. Writes docs/results/batch.{json,md}.
+The other two live in an environment of their own (requirements/reference.sh). Before anything is measured, results are compared.
+Writes docs/results/batch.{json,md}.
 """
 
 import argparse
@@ -13,21 +13,16 @@ import os
 import pickle
 import platform
 import resource
-import site
 import statistics
-import subprocess
 import sys
 import time
-import venv
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from reference import inside, rerun
 from report import RESULTS, ROOT, commit
-
-ENVIRONMENT = ROOT / ".work" / "bench-env"
-PACKAGES = ["tensordict==0.15.3", "verl==0.9.1", "pyvers==0.2.3"]
-"""Without their dependencies: what they import of those is here already."""
 
 WIDTHS = {1_000: 2_048, 10_000: 512, 100_000: 64, 1_000_000: 8}
 """Rows -> tokens: as in training where that fits, narrow where only the number of rows matters. At most 180 MB a batch."""
@@ -46,15 +41,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="for each operation, size and kind of batch")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    if Path(sys.prefix).resolve() != ENVIRONMENT.resolve():
-        make_environment()
-        return subprocess.run([ENVIRONMENT / "bin" / "python", __file__, *sys.argv[1:]], env={**os.environ, **MEMORY}, check=False).returncode
+    if not inside():
+        return rerun(MEMORY)
 
     code = commit()  # before anybody goes on editing
     measured = [cell for rows in arguments.rows for objects in (False, True) for cell in measure(rows, objects, arguments.seconds)]
     about = {
         "commit": code,
-        "packages": [*PACKAGES, f"torch=={torch.__version__}"],
+        "packages": [f"{name}=={version(name)}" for name in ("tensordict", "verl", "torch")],
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
         "peak_gigabytes": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6, 1),
@@ -66,19 +60,7 @@ def main() -> int:
     return 0
 
 
-def make_environment() -> None:
-    """A virtual environment that sees this one's packages behind its own."""
-    ready = ENVIRONMENT / ".ready"
-    if ready.exists() and ready.read_text() == repr(PACKAGES):
-        return
-    venv.create(ENVIRONMENT, clear=True, with_pip=True)
-    subprocess.run([ENVIRONMENT / "bin" / "python", "-m", "pip", "install", "--quiet", "--no-deps", *PACKAGES], check=True)
-    own = ENVIRONMENT / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    (own / "project.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages()))
-    ready.write_text(repr(PACKAGES))
-
-
-if Path(sys.prefix).resolve() == ENVIRONMENT.resolve():
+if inside():
     import numpy as np
     import torch
     from tensordict import NonTensorStack, TensorDict

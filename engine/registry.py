@@ -15,6 +15,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 _PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
+def is_place(name: str) -> bool:
+    """Whether `name` is a place of one's own, `module:attribute`."""
+    return _PLACE.fullmatch(name) is not None
+
+
 class Registry(Generic[F]):
     """Functions or classes by name, each written as `"module:attribute"`. Where a name is looked up, such a place of one's own will do as well.
 
@@ -70,7 +75,7 @@ class Registry(Generic[F]):
 
     def locate(self, name: str) -> tuple[str, str]:
         """Module and attribute of a name; imports nothing. ValueError as `get`."""
-        if _PLACE.fullmatch(name):
+        if is_place(name):
             module, _, attribute = name.partition(":")
             return module, attribute
         if name not in self._entries:

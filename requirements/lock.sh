@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes cpu.lock and gpu.lock: every package with its version and hashes, and no address.
+# Writes cpu.lock, gpu.lock and reference.lock: every package with its version and hashes, and no address.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,3 +15,8 @@ lock() {  # lock DEVICE [uv options]: resolves the project with that device's ex
 lock cpu --overrides requirements/overrides-cpu.txt \
   --find-links "${UV_FIND_LINKS:-${PIP_FIND_LINKS:-https://download.pytorch.org/whl/cpu/torch/}}"
 env -u UV_FIND_LINKS bash -c "$(declare -f lock); lock gpu"  # the CPU wheel must not be seen here: its version sorts above the plain one
+
+uv pip compile requirements/reference.in --no-deps \
+  --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
+  --generate-hashes --no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command "make lock" --quiet \
+  --output-file requirements/reference.lock

@@ -4,13 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 device=$1 venv=$2
 
-uv=$(command -v uv || true)
-if [ -z "$uv" ]; then
-  echo "setup: uv is not installed; putting it into .work/uv"
-  python3 -m venv .work/uv
-  .work/uv/bin/python -m pip install --quiet uv
-  uv=.work/uv/bin/uv
-fi
+. requirements/find_uv.sh
 
 # The CPU build of torch is not on PyPI: uv must be shown where pip finds it, or PyTorch's own index.
 if [ "$device" = cpu ]; then

@@ -34,19 +34,20 @@ def check(data: Any, fallback: Mapping[str, Any], *, complete: bool = True) -> t
         if isinstance(cause := found[0].get("ctx", {}).get("error"), ConfigurationError):
             problems += [problem for problem in cause.problems if not _rests_on(problem, mended)]
             return None, problems
-        fresh = []
+        fresh: list[tuple[schema.Keys, Mapping[str, Any]]] = []
         for item in found:
             keys, holder = schema.locate(item["loc"])
             if keys in mended:
                 continue
-            fresh.append(keys)
+            # A key that is unknown here may be known to the fallback, which chose another variant.
+            fresh.append((keys, {} if item["type"] == "extra_forbidden" else fallback))
             if complete or item["type"] not in _INCOMPLETE:
                 problems.append(_problem(item, keys, holder, fallback))
         if not fresh:
             return None, problems
-        for keys in fresh:
-            data = _mend(data, keys, fallback)
-        mended += fresh
+        for keys, instead in fresh:
+            data = _mend(data, keys, instead)
+        mended += [keys for keys, _ in fresh]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -80,7 +81,12 @@ def _problem(item: ErrorDetails, keys: schema.Keys, holder: Any, fallback: Mappi
 def _known_instead(keys: schema.Keys, holder: Any) -> str:
     """What may have been meant by an unknown key: one like it at the same place, or the same name elsewhere, or else what there is."""
     *above, name = map(str, keys)
-    siblings = schema.names(holder)
+    siblings, variants = schema.names(holder), schema.at(above)
+    if others := [schema.tag(model) for model in schema.models(variants) if name in model.model_fields]:
+        selects = schema.tag_field(variants)
+        has = f"{selects}={schema.tag(holder)}" if isinstance(holder, type) else "this"
+        takes = ", ".join(sibling for sibling in siblings if sibling != selects)
+        return f" of {has}, which takes: {takes}; {selects}={' or '.join(others)} has {name}"
     if near := difflib.get_close_matches(name, siblings, n=1):
         return f"; did you mean {'.'.join([*above, *near])}?"
     below = [".".join([*above, path]) for path in schema.paths(holder) if path.rpartition(".")[2] == name]

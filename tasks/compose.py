@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from tasks import schema
 from tasks.check import check, did_you_mean
 from tasks.config import ConfigurationError, Problem, RecipeConfig
 from tasks.workspace import conf_directory
@@ -135,10 +136,11 @@ def _swaps(parsed: Iterable[Override], base: DictConfig, *, complete: bool) -> t
 def _set(config: DictConfig, parsed: Iterable[Override], *, complete: bool) -> list[Problem]:
     """Applies the other overrides to `config`. Any key goes, as in Hydra's `++key=value`: `check` knows the classes, Hydra only the files."""
     problems = []
+    parsed = [override for override in parsed if not _is_swap(override)]
+    for override in parsed:
+        _begin_anew(config, override)
     for override in parsed:
         key = override.key_or_group
-        if _is_swap(override):
-            continue
         if key.split(".")[0] == "hydra":
             problems.append(Problem(key, "Hydra only composes here; its own settings have no effect. Take it out"))
         elif override.is_delete():
@@ -153,6 +155,22 @@ def _set(config: DictConfig, parsed: Iterable[Override], *, complete: bool) -> l
             value = override.value()
             OmegaConf.update(config, key, value, merge=isinstance(value, dict), force_add=True)
     return problems
+
+
+def _begin_anew(config: DictConfig, override: Override) -> None:
+    """Where another estimator or loss is named than a file does, the file's settings beside it go: they are the other one's."""
+    key, value = override.key_or_group, None if override.is_delete() else override.value()
+    if isinstance(value, dict):
+        selects = schema.tag_field(schema.at(key.split(".")))
+        key, value = f"{key}.{selects}", value.get(selects)
+    above, _, selects = key.rpartition(".")
+    variants = schema.at(above.split("."))
+    default = schema.default_tag(variants)
+    if value is None or default is None or selects != schema.tag_field(variants):
+        return
+    holder = OmegaConf.select(config, above)
+    if isinstance(holder, DictConfig) and holder.get(selects, default) != value:
+        OmegaConf.update(config, above, {}, merge=False)
 
 
 def _groups() -> list[str]:

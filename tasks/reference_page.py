@@ -1,6 +1,7 @@
 """Writes docs/configuration.md from the configuration classes: every key with its type, range, default and meaning (`make docs`)."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,7 +56,7 @@ def _sections() -> Iterator[str]:
         yield f"## {model.__name__}\n"
         yield f"{(model.__doc__ or '').strip()}\n"
         if prefixes != [""]:
-            yield f"At {', '.join(f'`{prefix}`' for prefix in prefixes)}.\n"
+            yield f"At {', '.join(prefixes)}.\n"
         yield "| key | type | default | meaning |"
         yield "|---|---|---|---|"
         for name, field in model.model_fields.items():
@@ -64,8 +65,10 @@ def _sections() -> Iterator[str]:
 
 
 def _collect(annotation: Any, prefix: str, places: dict[type[BaseModel], list[str]]) -> None:
+    selects = schema.tag_field(annotation)
     for model in schema.models(annotation):
-        places.setdefault(model, []).append(prefix)
+        where = f"`{prefix}`" if selects is None else f"`{prefix}` with `{selects}: {_selected_by(model, selects)}`"
+        places.setdefault(model, []).append(where if prefix else "")
         for name, field in model.model_fields.items():
             _collect(field.annotation, f"{prefix}.{name}" if prefix else name, places)
     value = schema.mapping_value(annotation)
@@ -73,27 +76,35 @@ def _collect(annotation: Any, prefix: str, places: dict[type[BaseModel], list[st
         _collect(value, f"{prefix}.STAGE", places)
 
 
+def _selected_by(model: type[BaseModel], selects: str) -> str:
+    return "module:function" if model.model_fields[selects].annotation is str else schema.tag(model)
+
+
 def _row(name: str, field: FieldInfo) -> str:
     meaning = field.description or next((model.__doc__ or "" for model in schema.models(field.annotation)), "")
-    cells = [f"`{name}`", _type(field), _default(field.default), " ".join(meaning.split())]
+    cells = [f"`{name}`", _type(field), _default(field), " ".join(meaning.split())]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _type(field: FieldInfo) -> str:
+    if selects := schema.tag_field(field.annotation):
+        variants = [f"[`{_selected_by(model, selects)}`](#{model.__name__.lower()})" for model in schema.models(field.annotation)]
+        return f"settings by `{selects}`: {', '.join(variants)}"
     text = schema.type_name(field.annotation)
     for model in [*schema.models(field.annotation), *schema.models(schema.mapping_value(field.annotation))]:
-        text = text.replace(model.__name__, f"[{model.__name__}](#{model.__name__.lower()})")
+        text = re.sub(rf"\b{model.__name__}\b", f"[{model.__name__}](#{model.__name__.lower()})", text)
     rules = [*field.metadata, *schema.bounds(field.annotation)]
     limits = [f"{sign} {getattr(rule, name)}" for rule in rules for name, sign in _LIMITS.items() if hasattr(rule, name)]
     return ", ".join([text, *limits])
 
 
-def _default(value: Any) -> str:
-    if value is PydanticUndefined:
+def _default(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
         return "needed"
-    if isinstance(value, BaseModel):
-        return "its defaults"
-    return f"`{json.dumps(value)}`"
+    if isinstance(field.default, BaseModel):
+        selects = schema.tag_field(field.annotation)
+        return "its defaults" if selects is None else f"`{selects}={schema.tag(type(field.default))}`"
+    return f"`{json.dumps(field.default)}`"
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """Reads the configuration classes: which keys there are under a dotted path, and what a type is called in plain words."""
 
+import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from engine.config.base import OWN
 from tasks.config import RecipeConfig
 
 Keys = tuple[str | int, ...]
@@ -34,10 +36,27 @@ def mapping_value(annotation: Any) -> Any | None:
     return get_args(annotation)[1] if get_origin(annotation) is dict else None
 
 
-def tag(model: type[BaseModel]) -> str | None:
-    """Value of `kind` that selects this variant of a union."""
-    field = model.model_fields.get("kind")
-    return get_args(field.annotation)[0] if field is not None and get_origin(field.annotation) is Literal else None
+def tag_field(annotation: Any) -> str | None:
+    """The setting that selects a variant of a union: one with a single possible value. None where there is nothing to select."""
+    variants = models(annotation)
+    if len(variants) < 2:
+        return None
+    return next((name for model in variants for name, field in model.model_fields.items() if _only_value(field.annotation) is not None), None)
+
+
+def tag(model: type[BaseModel]) -> str:
+    """Tag of this variant of a union: the value of its setting that can have only one, or else that of something of one's own."""
+    return next((value for field in model.model_fields.values() if (value := _only_value(field.annotation)) is not None), OWN)
+
+
+def default_tag(annotation: Any) -> str | None:
+    """Tag of the variant that a value of this type is when nothing selects one; None where something has to."""
+    selects = tag_field(annotation)
+    return next((tag(model) for model in models(annotation) if selects is not None and not model.model_fields[selects].is_required()), None)
+
+
+def _only_value(annotation: Any) -> Any | None:
+    return get_args(annotation)[0] if get_origin(annotation) is Literal and len(get_args(annotation)) == 1 else None
 
 
 def locate(location: Keys) -> tuple[Keys, Any]:
@@ -62,6 +81,11 @@ def child(annotation: Any, key: str) -> Any:
     if value is not None:
         return value
     return next((model.model_fields[key].annotation for model in models(annotation) if key in model.model_fields), None)
+
+
+def at(keys: Iterable[str]) -> Any:
+    """Type of the value under these keys of a recipe; None where there is no such place."""
+    return functools.reduce(child, keys, RecipeConfig)
 
 
 def names(annotation: Any) -> list[str]:

@@ -7,13 +7,12 @@ Implementation Details of Proximal Policy Optimization"). A response ends its ep
 import torch
 from torch import Tensor
 
+from engine.algorithms.returns import compact, rewards_by_token, spread, sums_to_come, whiten
 from engine.algorithms.types import AdvantageInputs, Advantages
-from engine.config import AdvantageConfig
-
-EPSILON = 1e-8
+from engine.config import GAEAdvantageConfig
 
 
-def advantages(inputs: AdvantageInputs, config: AdvantageConfig) -> Advantages:
+def advantages(inputs: AdvantageInputs, config: GAEAdvantageConfig) -> Advantages:
     """Generalised advantage estimation from a critic's values, whitened over the step.
 
     The outcome reward stands on the last response token of its sample, beside the rewards by token.
@@ -22,12 +21,11 @@ def advantages(inputs: AdvantageInputs, config: AdvantageConfig) -> Advantages:
         Advantages and returns [B, T] in the type of the values, 0 outside the mask; returns are advantages before whitening plus values.
         ValueError without values.
     """
-    if inputs.values is None:
-        raise ValueError("algorithm.advantage.estimator=gae reads a critic's values; set algorithm.critic.optimizer.learning_rate")
-    values = torch.where(inputs.mask, inputs.values, 0).double()
-    estimates = gae(_rewards_by_token(inputs), values, inputs.mask, config.gamma, config.lam)
+    given = inputs.needed("values", "algorithm.advantage.estimator=gae reads a critic's; set algorithm.critic.optimizer.learning_rate")
+    values = torch.where(inputs.mask, given, 0).double()
+    estimates = gae(rewards_by_token(inputs), values, inputs.mask, config.gamma, config.lam)
     whitened = whiten(estimates, inputs.mask) if config.whiten else estimates
-    return Advantages(whitened.to(inputs.values.dtype), (estimates + values).to(inputs.values.dtype))
+    return Advantages(whitened.to(given.dtype), (estimates + values).to(given.dtype))
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
@@ -44,25 +42,6 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
         [B, T], 0 outside the mask.
     """
     assert rewards.shape == values.shape == mask.shape, (rewards.shape, values.shape, mask.shape)
-    estimates = torch.zeros_like(values)
-    next_value, next_estimate = values.new_zeros(len(values)), values.new_zeros(len(values))
-    for t in reversed(range(values.shape[1])):
-        now = mask[:, t]
-        error = rewards[:, t] + gamma * next_value - values[:, t]
-        next_estimate = torch.where(now, error + gamma * lam * next_estimate, next_estimate)
-        next_value = torch.where(now, values[:, t], next_value)
-        estimates[:, t] = torch.where(now, next_estimate, 0)
-    return estimates
-
-
-def whiten(values: Tensor, mask: Tensor) -> Tensor:
-    """(x - mean) / sqrt(variance + 1e-8) over all tokens of the mask, the variance unbiased; 0 for a single token, and outside the mask."""
-    number = mask.sum()
-    centred = torch.where(mask, values - torch.where(mask, values, 0).sum() / number.clamp(min=1), 0)
-    return centred * (centred.square().sum() / (number - 1).clamp(min=1) + EPSILON).rsqrt()
-
-
-def _rewards_by_token(inputs: AdvantageInputs) -> Tensor:
-    to_come = inputs.mask.flip(1).cumsum(1).flip(1)  # response tokens from here on, this one included
-    rewards = torch.where(inputs.mask & (to_come == 1), inputs.rewards[:, None], 0).double()
-    return rewards if inputs.token_rewards is None else rewards + inputs.token_rewards
+    earned, value = compact(rewards, mask), compact(values, mask)
+    next_value = torch.nn.functional.pad(value[:, 1:], (0, min(1, value.shape[1])))
+    return spread(sums_to_come(earned + gamma * next_value - value, gamma * lam), mask)

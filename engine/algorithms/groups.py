@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.algorithms.types import AdvantageInputs
 from engine.metrics import Statistics, Sum
 
 
@@ -20,6 +21,8 @@ class Groups:
     """[G]; 0 for a group without a valid sample."""
     informative: Tensor
     """[G] bool: at least two valid samples and two different rewards."""
+    centred: Tensor
+    """[B] reward minus the mean of its group; exactly 0 in a group that is not informative, and for a sample that is not valid."""
 
     @classmethod
     def of(cls, rewards: Tensor, group: Tensor, valid: Tensor) -> "Groups":
@@ -33,7 +36,29 @@ class Groups:
         mean = values.new_zeros(groups).index_add(0, index, values) / size.clamp(min=1)
         largest = values.new_full((groups,), -torch.inf).scatter_reduce(0, index, values.where(valid, -torch.inf), "amax")
         smallest = values.new_full((groups,), torch.inf).scatter_reduce(0, index, values.where(valid, torch.inf), "amin")
-        return cls(index=index, size=size, mean=mean, informative=largest > smallest)
+        informative = largest > smallest
+        centred = torch.where(valid & informative[index], values - mean[index], 0)
+        return cls(index=index, size=size, mean=mean, informative=informative, centred=centred)
+
+    @classmethod
+    def of_outcomes(cls, inputs: AdvantageInputs, estimator: str) -> "Groups":
+        """For an estimator that knows one reward a sample. ValueError where tokens have rewards of their own."""
+        if inputs.token_rewards is not None:
+            raise ValueError(
+                f"algorithm.advantage.estimator={estimator} knows one reward a sample, and tokens have rewards of their own; "
+                "set algorithm.kl.place=loss"
+            )
+        return cls.of(inputs.rewards, inputs.group, inputs.valid)
+
+
+def deviations(values: Tensor, valid: Tensor, index: Tensor) -> Tensor:
+    """Standard deviation, ddof = 1, of the valid values [B] that share an `index` [B] (from 0 on): for each row, [B] float64; 0 of one value."""
+    values, weight = torch.where(valid, values, 0).double(), valid.double()
+    zeros = weight.new_zeros(int(index.max()) + 1 if len(index) else 0)
+    size = zeros.index_add(0, index, weight)
+    mean = zeros.index_add(0, index, values) / size.clamp(min=1)
+    squares = zeros.index_add(0, index, torch.where(valid, values - mean[index], 0).square())
+    return (squares / (size - 1).clamp(min=1)).sqrt()[index]
 
 
 def group_statistics(rewards: Tensor, group: Tensor, valid: Tensor) -> Statistics:

@@ -19,7 +19,7 @@ def policy_loss(columns: Mapping[str, Tensor], log_probs: Tensor, config: Algori
 
     Args:
         columns: response_mask, old_log_probs, rollout_log_probs, advantages [B, T]; off_policy_weights [B, T], constants of the loss, where they
-            are corrected for; reference_log_probs [B, T] where the loss has a KL term.
+            are corrected for; reference_log_probs [B, T] where the loss has a KL term; selected [B, T] bool where it reads it.
         log_probs: [B, T] of the policy being trained, with gradient.
         config: of the stage.
         denominators: counts of the whole optimizer step.
@@ -34,6 +34,7 @@ def policy_loss(columns: Mapping[str, Tensor], log_probs: Tensor, config: Algori
         rollout_log_probs=columns["rollout_log_probs"],
         advantages=columns["advantages"],
         mask=mask,
+        selected=columns.get("selected"),
     )
 
     def aggregated(per_token: Tensor) -> Tensor:

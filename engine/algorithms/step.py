@@ -5,29 +5,37 @@ Estimators and losses may be somebody's own: what they give is looked at here, b
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from engine.algorithms import off_policy
+from engine.algorithms.covariance import covariances
 from engine.algorithms.groups import group_statistics
 from engine.algorithms.kl import kl
-from engine.algorithms.registry import ADVANTAGES, LOSSES
+from engine.algorithms.registry import ADVANTAGES, LOSSES, SELECTIONS
 from engine.algorithms.types import AdvantageInputs, Advantages, LossInputs, LossTerms
 from engine.batch import Batch
 from engine.config import AlgorithmConfig, LossConfig
 from engine.metrics import Maximum, Mean, StandardDeviation, Statistics, Sum
 
 
-def step_advantages(batch: Batch, config: AlgorithmConfig) -> Batch:
-    """Advantages, and returns where a critic is trained on them.
+def step_advantages(batch: Batch, config: AlgorithmConfig, parts: int = 1, updates: int = 1, seed: tuple[int, ...] = (0,)) -> Batch:
+    """Advantages; returns where a critic is trained on them; and which tokens a loss treats differently, if it does.
 
     Args:
-        batch: response_mask [B, T], prompt [B], reward [B]; values, old_log_probs, reference_log_probs [B, T] where the algorithm reads
-            them. Columns of annotators (`NAME/COLUMN`) reach the estimator. A column kept [B] bool, where there is one, says which samples
-            are to be learnt from.
+        batch: response_mask [B, T], prompt [B], reward [B]; values, old_log_probs, reference_log_probs, squared_probabilities [B, T],
+            greedy_reward [B] and sample [B] where the algorithm reads them. Columns of annotators (`NAME/COLUMN`) reach the estimator. A column
+            kept [B] bool, where there is one, says which samples are to be learnt from.
+        config: the algorithm.
+        parts: data-parallel parts that the rows are cut into for the updates.
+        updates: optimizer steps that each part is cut into.
+        seed: of the selection of tokens, by (run seed, step).
 
     Returns:
         Tensors advantages and, it may be, returns [B, T]; 0 outside the mask. Where samples or tokens can be taken out, loss_mask [B, T] bool,
-        which then stands for the response mask in every loss and its denominators; estimators see it as their mask.
+        which then stands for the response mask in every loss and its denominators; estimators see it as their mask. For losses in `SELECTIONS`,
+        selected [B, T] bool.
 
     Raises:
         ValueError: the estimator gave something else, or numbers that are not finite; names the estimator.
@@ -44,6 +52,10 @@ def step_advantages(batch: Batch, config: AlgorithmConfig) -> Batch:
         mask=mask,
         token_rewards=token_rewards,
         values=columns.get("values"),
+        greedy_rewards=columns.get("greedy_reward"),
+        old_log_probs=columns.get("old_log_probs"),
+        squared_probabilities=columns.get("squared_probabilities"),
+        mini_batch=_mini_batches(len(batch), parts, updates),
         columns={name: column for name, column in columns.items() if "/" in name},
     )
     found, who = ADVANTAGES.get(config.advantage.estimator)(inputs, config.advantage), f"algorithm.advantage.estimator={config.advantage.estimator}"
@@ -58,10 +70,14 @@ def step_advantages(batch: Batch, config: AlgorithmConfig) -> Batch:
             row = int((inputs.mask & ~values.isfinite()).any(dim=1).nonzero()[0])
             raise ValueError(f"{who}: {name} of row {row} are not finite on response tokens; its reward is {inputs.rewards[row]:g}")
     made = {name: torch.where(inputs.mask, values, 0) for name, values in given.items()}
-    return Batch(tensors=made if mask is columns["response_mask"] else {**made, "loss_mask": mask})
+    if mask is not columns["response_mask"]:
+        made["loss_mask"] = mask
+    if config.loss.name in SELECTIONS.names():
+        made["selected"] = _selected(columns, mask, made["advantages"], config.loss, seed)
+    return Batch(tensors=made)
 
 
-def _learnt(columns: Mapping[str, torch.Tensor], config: AlgorithmConfig) -> torch.Tensor:
+def _learnt(columns: Mapping[str, Tensor], config: AlgorithmConfig) -> Tensor:
     """The response mask without what is not to be learnt from [B, T]; the response mask itself where nothing can be taken out."""
     mask = columns["response_mask"]
     if "kept" in columns:
@@ -70,6 +86,22 @@ def _learnt(columns: Mapping[str, torch.Tensor], config: AlgorithmConfig) -> tor
         drawn = (columns["old_log_probs"], columns["rollout_log_probs"])
         mask = off_policy.kept(*drawn, mask, columns["prompt"], config.off_policy.rejection)
     return mask
+
+
+def _mini_batches(rows: int, parts: int, updates: int) -> Tensor:
+    """Which optimizer step each row falls into, [B] from 0 on: rows are cut into contiguous parts, and each part into its mini-batches."""
+    cut = [part.chunk(updates) for part in Batch({"row": torch.arange(rows)}).chunk(parts)]
+    return torch.tensor([number for part in cut for number, mini_batch in enumerate(part) for _ in range(len(mini_batch))], dtype=torch.int64)
+
+
+def _selected(columns: Mapping[str, Tensor], mask: Tensor, advantages: Tensor, config: LossConfig, seed: tuple[int, ...]) -> Tensor:
+    """[B, T] bool, from the tokens of the mask in order of prompt and sample: into how many ranks the step was cut is not seen."""
+    order = columns["sample"].argsort(stable=True)
+    order = order[columns["prompt"][order].argsort(stable=True)]
+    mask = mask[order]
+    covariance = covariances(columns["old_log_probs"][order][mask], advantages[order][mask])
+    chosen = SELECTIONS.get(config.name)(covariance, config, np.random.default_rng(seed))
+    return torch.zeros_like(mask).index_copy(0, order, torch.zeros_like(mask).masked_scatter(mask, chosen))
 
 
 def policy_terms(inputs: LossInputs, config: LossConfig) -> LossTerms:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Self
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from engine.config import AdvantageConfig, LossConfig
 from engine.metrics import Statistics
 
 
@@ -23,6 +25,14 @@ class AdvantageInputs:
     """[B, T] rewards by token beside the outcome, such as a KL penalty. Whatever stands outside the mask has no effect."""
     values: Tensor | None = None
     """[B, T] of a critic at the start of the step, of the state before each token; None without one."""
+    greedy_rewards: Tensor | None = None
+    """[B] outcome score of the greedy answer to the sample's prompt."""
+    old_log_probs: Tensor | None = None
+    """[B, T] of the policy at the start of the step."""
+    squared_probabilities: Tensor | None = None
+    """[B, T] sum over the vocabulary of the squared probabilities from which each token was drawn, by the policy at the start of the step."""
+    mini_batch: Tensor | None = None
+    """[B] int64, from 0 on: the optimizer step that the sample falls into."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """What annotators added, [B, ...] each, by column name."""
 
@@ -30,6 +40,13 @@ class AdvantageInputs:
     def valid(self) -> Tensor:
         """[B] bool: samples with at least one response token. The others earn nothing and disturb no one."""
         return self.mask.any(dim=1)
+
+    def needed(self, name: str, remedy: str) -> Tensor:
+        """The input called `name`; ValueError with the remedy where the step does not have it."""
+        value: Tensor | None = getattr(self, name)
+        if value is None:
+            raise ValueError(f"the step has no {name}; {remedy}")
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +57,11 @@ class Advantages:
     """[B, T], 0 where the mask is False."""
     returns: Tensor | None = None
     """[B, T], 0 where the mask is False: what a critic is trained to foresee; None of an estimator that reads no values."""
+
+    @classmethod
+    def of_samples(cls, values: Tensor, inputs: AdvantageInputs) -> Self:
+        """The value [B] of each sample on every one of its response tokens, in the type of the rewards."""
+        return cls(torch.where(inputs.mask, values[:, None], 0).to(inputs.rewards.dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +78,14 @@ class LossInputs:
     """[B, T]."""
     mask: Tensor
     """[B, T] bool, True on response tokens. Whatever stands elsewhere, -inf and NaN included, has no effect."""
+    selected: Tensor | None = None
+    """[B, T] bool: tokens that were chosen from the whole step, for a loss that treats some differently (`SELECTIONS`)."""
+
+    def needed_selection(self) -> Tensor:
+        """`selected`; ValueError where the step selected nothing."""
+        if self.selected is None:
+            raise ValueError("selected is missing; tokens are selected by the loss's name, so give that of a loss in SELECTIONS")
+        return self.selected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,5 +97,8 @@ class LossTerms:
     statistics: Statistics = field(default_factory=Statistics)
 
 
-AdvantageFunction = Callable[[AdvantageInputs, AdvantageConfig], Advantages]
-LossFunction = Callable[[LossInputs, LossConfig], LossTerms]
+# The second argument is the member of the union `AdvantageConfig`, or `LossConfig`, that the name stands for.
+AdvantageFunction = Callable[[AdvantageInputs, Any], Advantages]
+LossFunction = Callable[[LossInputs, Any], LossTerms]
+SelectionFunction = Callable[[Tensor, Any, np.random.Generator], Tensor]
+"""From the covariance [N] of each response token of a step, the loss's configuration and random numbers, to the tokens chosen, [N] bool."""

@@ -4,9 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from engine.config.advantage import AdvantageConfig
+from engine.config.advantage import AdvantageConfig, GRPOAdvantageConfig
 from engine.config.base import Settings
-from engine.config.loss import LossConfig
+from engine.config.loss import LossConfig, PPOLossConfig
 from engine.config.off_policy import OffPolicyConfig
 from engine.config.training import OptimizerConfig
 
@@ -19,7 +19,8 @@ class KLConfig(Settings):
     estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
     """Schulman 2020, "Approximating KL Divergence"."""
     place: Literal["loss", "reward"] = "loss"
-    """`loss`: a term beside the policy loss, with a gradient. `reward`: subtracted from the reward of each response token; only for gae."""
+    """`loss`: a term beside the policy loss, with a gradient. `reward`: subtracted from the reward of each response token, for estimators that read
+    rewards by token: gae, reinforce_plus_plus, remax, optimal_token_baseline."""
 
 
 class CriticConfig(Settings):
@@ -33,20 +34,21 @@ class CriticConfig(Settings):
 class AlgorithmConfig(Settings):
     """What turns scores into a gradient."""
 
-    advantage: AdvantageConfig = AdvantageConfig()
-    loss: LossConfig = LossConfig()
+    advantage: AdvantageConfig = GRPOAdvantageConfig()
+    """What turns the rewards of a step into an advantage of each token, chosen by `estimator`. Another one's parameters are refused."""
+    loss: LossConfig = PPOLossConfig()
+    """What turns advantages into a gradient, chosen by `name`."""
     kl: KLConfig | None = None
     off_policy: OffPolicyConfig | None = None
     critic: CriticConfig | None = None
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
+        estimator = f"advantage.estimator={self.advantage.estimator}"
         if self.advantage.needs_critic and self.critic is None:
-            raise ValueError(f"advantage.estimator={self.advantage.estimator} reads a critic's values; set critic.optimizer.learning_rate")
-        if self.critic is not None and self.advantage.estimator == "grpo":
-            raise ValueError("critic: advantage.estimator=grpo reads no values; leave critic out, or set advantage.estimator=gae")
-        if self.kl is not None and self.kl.place == "reward" and self.advantage.estimator == "grpo":
-            raise ValueError(
-                "kl.place=reward gives every token a reward of its own, and advantage.estimator=grpo knows one a sample; set kl.place=loss"
-            )
+            raise ValueError(f"{estimator} reads a critic's values; set critic.optimizer.learning_rate")
+        if self.critic is not None and not self.advantage.reads_values:
+            raise ValueError(f"critic: {estimator} reads no values; leave critic out, or set advantage.estimator=gae")
+        if self.kl is not None and self.kl.place == "reward" and not self.advantage.reads_token_rewards:
+            raise ValueError(f"kl.place=reward gives every token a reward of its own, and {estimator} knows one a sample; set kl.place=loss")
         return self

@@ -2,11 +2,12 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field
 
-from engine.registry import Registry
+from engine.registry import Registry, is_place
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -39,3 +40,28 @@ def known(registry: Registry[Any], key: str, name: str) -> None:
         registry.locate(name)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
+
+
+OWN = "own"
+"""Tag of the member of a union that stands for somebody's own function."""
+
+
+def chosen_by(key: str, default: str) -> Discriminator:
+    """Selects the member of a union by its setting `key`: the tag is the name, `default` where it is left out, or `own` for `module:attribute`."""
+
+    def tag(value: Any) -> str:
+        name = str(value.get(key, default) if isinstance(value, dict) else getattr(value, key, default))
+        return OWN if is_place(name) else name
+
+    return Discriminator(tag)
+
+
+def name_known(registry: Callable[[], Registry[Any]], key: str) -> BeforeValidator:
+    """Refuses names under `key` that `registry()` does not have, and says which is the nearest, before a member of the union is looked for."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and key in value:
+            known(registry(), key, str(value[key]))
+        return value
+
+    return BeforeValidator(check)

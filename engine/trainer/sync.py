@@ -66,7 +66,7 @@ class SyncTrainer:
         reference = self._reference(rollout)
         values = [critic.values(rollout)] if critic is not None and self.config.algorithm.critic else []
         scored = join(rollout, *rewards, old, *reference, *values)
-        advantages = actor.advantage(scored)
+        advantages = actor.advantage(scored, step)
         measured = actor.measure(scored)
 
         with timer("log_prob"):

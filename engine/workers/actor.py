@@ -194,9 +194,10 @@ class HybridActor(TrainedWorker):
         return statistics
 
     @register(RANK_ZERO)
-    def advantage(self, batch: Batch) -> Batch:
-        """Advantages [B, T] over the whole step, and returns [B, T] where a critic is trained on them."""
-        return step_advantages(batch, self._rl_stage.algorithm)
+    def advantage(self, batch: Batch, step: int) -> Batch:
+        """Advantages [B, T] over the whole step, returns [B, T] where a critic is trained on them, and the tokens that the loss selects."""
+        stage, parts = self._rl_stage, self.meshes()[TRAIN].parts
+        return step_advantages(batch, stage.algorithm, parts, stage.updates_per_step, (self.config.seed, step))
 
     @register(RANK_ZERO)
     def measure(self, batch: Batch) -> Statistics:
@@ -207,13 +208,13 @@ class HybridActor(TrainedWorker):
     def update(self, batch: Batch) -> Statistics:
         """`updates_per_step` optimizer steps on the policy loss, one for each contiguous part of this rank's rows.
 
-        Reads the rollout's token columns, old_log_probs, advantages, reference_log_probs where the loss has a KL term, and loss_mask where not
-        all that was drawn is learnt from.
+        Reads the rollout's token columns, old_log_probs, advantages, reference_log_probs where the loss has a KL term, selected where it
+        treats some tokens differently, and loss_mask where not all that was drawn is learnt from.
         """
         self._phase = Phase.STALE
         stage, correction = self._rl_stage, self._rl_stage.algorithm.off_policy
         names = ["rollout_log_probs", "old_log_probs", "advantages"]
-        columns = self.columns(batch, [*names, *(name for name in ("reference_log_probs",) if name in batch.tensors)])
+        columns = self.columns(batch, [*names, *(name for name in ("reference_log_probs", "selected") if name in batch.tensors)])
         if correction is not None and correction.weights is not None:
             # Of all that was drawn: a response is as likely as its tokens together, those that are not learnt from included.
             old, rollout, mask = (batch.tensors[name] for name in ("old_log_probs", "rollout_log_probs", "response_mask"))

@@ -11,11 +11,11 @@ import pytest
 from toy import prompt
 
 from engine.config import (
-    AdvantageConfig,
     AlgorithmConfig,
     AnnotatorConfig,
     EngineConfig,
     OptimizerConfig,
+    OwnAdvantageConfig,
     RewardConfig,
     RLStageConfig,
     RolloutConfig,
@@ -99,7 +99,7 @@ def train(session: Session, estimator: str, file: Path) -> None:
         samples_per_prompt=2,
         max_prompt_tokens=32,
         max_response_tokens=8,
-        algorithm=AlgorithmConfig(advantage=AdvantageConfig(estimator=f"{MODULE}:{estimator}", parameters={"file": str(file)})),
+        algorithm=AlgorithmConfig(advantage=OwnAdvantageConfig(estimator=f"{MODULE}:{estimator}", parameters={"file": str(file)})),
         reward=RewardConfig(default="exact_match"),
         training=StageTrainingConfig(optimizer=OptimizerConfig(learning_rate=1e-3)),
     )

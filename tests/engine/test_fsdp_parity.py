@@ -14,7 +14,7 @@ from probe import weights
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from engine.batch import Batch
-from engine.config import AlgorithmConfig, LossConfig, OptimizerConfig, RLStageConfig, SamplingConfig, StageTrainingConfig
+from engine.config import AlgorithmConfig, LossConfig, OptimizerConfig, PPOLossConfig, RLStageConfig, SamplingConfig, StageTrainingConfig
 from engine.control.deadline import WorkerError
 from engine.trainer.session import Session
 
@@ -49,7 +49,7 @@ def begin(
         max_prompt_tokens=32,
         max_response_tokens=32,
         sampling=SamplingConfig(temperature=temperature),
-        algorithm=AlgorithmConfig(loss=loss or LossConfig()),
+        algorithm=AlgorithmConfig(loss=loss or PPOLossConfig()),
         training=StageTrainingConfig(optimizer=config, max_tokens_per_micro_batch=MAX_TOKENS),
     )
     session.actor.begin_stage(stage).get()
@@ -162,7 +162,7 @@ def test_policy_update(
     mask = rows.tensors["response_mask"]
     advantages = torch.randn(mask.shape, generator=torch.Generator().manual_seed(8)) * mask
     rollout = rows.with_tensors(rollout_log_probs=torch.zeros(mask.shape))
-    loss = LossConfig(clip_low=0.1, clip_high=0.2, dual_clip=None, aggregation=aggregation.__name__)  # type: ignore[arg-type]
+    loss = PPOLossConfig(clip_low=0.1, clip_high=0.2, dual_clip=None, aggregation=aggregation.__name__)  # type: ignore[arg-type]
 
     with torch.no_grad():
         old = reference.log_probs(rows, TEMPERATURE)

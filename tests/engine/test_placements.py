@@ -12,10 +12,10 @@ from probe import open_probed, tell_at_once, weights
 from toy import CONVERSATIONS, SFT, prompt
 
 from engine.config import (
-    AdvantageConfig,
     AlgorithmConfig,
     CriticConfig,
     EngineConfig,
+    GAEAdvantageConfig,
     KLConfig,
     OptimizerConfig,
     ResourcesConfig,
@@ -43,7 +43,7 @@ PPO = RLStageConfig(
     max_prompt_tokens=32,
     max_response_tokens=8,
     algorithm=AlgorithmConfig(
-        advantage=AdvantageConfig(estimator="gae"),
+        advantage=GAEAdvantageConfig(estimator="gae"),
         kl=KLConfig(coefficient=0.05, place="reward"),
         critic=CriticConfig(optimizer=OptimizerConfig(learning_rate=1e-2)),
     ),

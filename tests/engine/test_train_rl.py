@@ -14,11 +14,11 @@ from probe import die_at_the_next_update, open_probed, process_ids, restore, wei
 from toy import prompt
 
 from engine.config import (
-    AdvantageConfig,
     AlgorithmConfig,
     CriticConfig,
     EngineConfig,
     EvaluationConfig,
+    GAEAdvantageConfig,
     OptimizerConfig,
     RewardConfig,
     RLStageConfig,
@@ -160,7 +160,8 @@ def test_ppo_follows_it_as_well(engine_config: EngineConfig, start: Path, tmp_pa
     always_one = [prompt(f"{a}+{a}", index=a) for a in range(6)]
     # Once every answer is right, whitening would blow the critic's last errors up to advantages of 1.
     algorithm = AlgorithmConfig(
-        advantage=AdvantageConfig(estimator="gae", whiten=False), critic=CriticConfig(optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=1))
+        advantage=GAEAdvantageConfig(estimator="gae", whiten=False),
+        critic=CriticConfig(optimizer=OptimizerConfig(learning_rate=1e-2, warmup_steps=1)),
     )
     events: list[Any] = []
     with open_probed(engine_config.model_copy(update={"critic": True}), start, tmp_path) as session:

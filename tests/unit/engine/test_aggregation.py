@@ -1,6 +1,6 @@
 """Aggregation: golden values, and rule 1 of the numerics: the gradient does not know how the batch was cut.
 
-Every loss x every aggregation, in float64; a new loss or aggregation is taken in by its registry line.
+Every loss x every aggregation that it accepts, in float64; a new loss or aggregation is taken in by its registry line.
 """
 
 import functools
@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from engine.algorithms import aggregation
@@ -19,7 +20,7 @@ from engine.algorithms.aggregation import Denominators, aggregate, count
 from engine.algorithms.registry import LOSSES
 from engine.algorithms.types import LossInputs
 from engine.batch import Batch, concat
-from engine.config import LossConfig
+from engine.config import LossConfig, PPOLossConfig
 
 VOCABULARY = 5
 FEATURES = 4
@@ -46,7 +47,7 @@ def test_golden_values(how: str, constant: int | None, value: float, beside: flo
 
 
 def test_every_aggregation_has_a_golden_value_and_a_setting() -> None:
-    annotation = LossConfig.model_fields["aggregation"].annotation
+    annotation = PPOLossConfig.model_fields["aggregation"].annotation
     assert aggregation.names() == sorted(annotation.__args__)  # type: ignore[union-attr]
     assert aggregation.names() == sorted(["token_mean", "sequence_mean_token_sum", "sequence_mean_token_mean", "sequence_sum_constant"])
 
@@ -93,6 +94,8 @@ def step_batch(rows: int = 11, tokens: int = 6) -> Batch:
             "noise": draw(rows, tokens),
             "advantages": 2 * draw(rows, tokens),
             "mask": mask,
+            "rollout_noise": draw(rows, tokens),
+            "selected": torch.rand(rows, tokens, generator=generator) < 0.3,
         }
     )
 
@@ -103,6 +106,7 @@ def with_empty_rows(batch: Batch, positions: Sequence[int]) -> Batch:
     poison = poison.with_tensors(
         mask=torch.zeros_like(poison.tensors["mask"]),
         noise=torch.full_like(poison.tensors["noise"], -math.inf),
+        selected=torch.ones_like(poison.tensors["mask"]),
         advantages=torch.full_like(poison.tensors["advantages"], math.nan),
     )
     edges = [0, *sorted(positions), len(batch)]
@@ -115,10 +119,29 @@ def share(batch: Batch, weight: Tensor, name: str, how: str, denominators: Denom
     columns = batch.tensors
     log_probs = torch.log_softmax(columns["features"] @ weight, dim=-1).gather(-1, columns["targets"][..., None])[..., 0]
     old = log_probs.detach() + columns["noise"]  # fixed: weights do not change within a mini-batch
-    inputs = LossInputs(log_probs=log_probs, old_log_probs=old, rollout_log_probs=old, advantages=columns["advantages"], mask=columns["mask"])
+    rollout = log_probs.detach() + columns["rollout_noise"]
+    inputs = LossInputs(
+        log_probs=log_probs,
+        old_log_probs=old,
+        rollout_log_probs=rollout,
+        advantages=columns["advantages"],
+        mask=columns["mask"],
+        selected=columns["selected"],
+    )
+    config = of(name, how)
+    terms = LOSSES.get(name)(inputs, config)
+    return aggregate(terms.per_token, columns["mask"], denominators, how, config.aggregation_constant_tokens)
+
+
+def of(name: str, how: str) -> LossConfig:
     constant = CONSTANT_TOKENS if how == "sequence_sum_constant" else None
-    terms = LOSSES.get(name)(inputs, LossConfig(name=name, aggregation=how, aggregation_constant_tokens=constant))  # type: ignore[arg-type]
-    return aggregate(terms.per_token, columns["mask"], denominators, how, constant)
+    return TypeAdapter(LossConfig).validate_python({"name": name, "aggregation": how, "aggregation_constant_tokens": constant})
+
+
+def accepted(name: str) -> list[str]:
+    """Aggregations that a loss accepts."""
+    kind = type(TypeAdapter(LossConfig).validate_python({"name": name}))
+    return list(kind.model_fields["aggregation"].annotation.__args__)  # type: ignore[union-attr]
 
 
 def gradient(cut: list[list[Batch]], name: str, how: str) -> tuple[float, Tensor]:
@@ -139,19 +162,32 @@ def gradient(cut: list[list[Batch]], name: str, how: str) -> tuple[float, Tensor
     return value, weight.grad
 
 
+@functools.cache
+def undivided(name: str, how: str) -> tuple[float, Tensor]:
+    return gradient([[step_batch()]], name, how)
+
+
 def by_size(batch: Batch, size: int) -> list[Batch]:
     return [batch.rows(slice(start, start + size)) for start in range(0, len(batch), size)]
 
 
-EVERY = [(name, how) for name in LOSSES.names() for how in aggregation.names()]
+EVERY = [(name, how) for name in LOSSES.names() for how in accepted(name)]
+
+
+@pytest.mark.parametrize("name", LOSSES.names())
+def test_a_loss_refuses_the_aggregations_that_it_does_not_accept(name: str) -> None:
+    # Mutation: give gspo or gmpo the aggregations of token losses: long sequences then weigh more than the paper's.
+    assert set(accepted(name)) == ({"sequence_mean_token_mean"} if name in ("gspo", "gmpo") else set(aggregation.names()))
+    for how in set(aggregation.names()) - set(accepted(name)):
+        with pytest.raises(ValidationError, match="Input should be 'sequence_mean_token_mean'"):
+            of(name, how)
 
 
 @pytest.mark.parametrize(("name", "how"), EVERY)
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("micro_batch", [1, 2, 4, 100])
+@pytest.mark.parametrize(("ranks", "micro_batch"), [(1, 1), (1, 2), (1, 4), (2, 2), (4, 1), (4, 100)])
 def test_gradient_does_not_know_how_the_batch_was_cut(name: str, how: str, ranks: int, micro_batch: int) -> None:
     # Mutation: `count(mask)` of the micro-batch inside `aggregate`, or `mask.shape[0]` for the sequences.
-    whole = gradient([[step_batch()]], name, how)
+    whole = undivided(name, how)
     cut = gradient([by_size(part, micro_batch) for part in step_batch().chunk(ranks)], name, how)
     assert whole[1].abs().max() > 1e-3
     assert cut[0] == pytest.approx(whole[0], rel=1e-12)
@@ -159,11 +195,11 @@ def test_gradient_does_not_know_how_the_batch_was_cut(name: str, how: str, ranks
 
 
 @pytest.mark.parametrize(("name", "how"), EVERY)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(edges=st.lists(st.integers(0, 11), max_size=5), empty=st.lists(st.integers(0, 11), max_size=3))
 def test_gradient_with_ragged_cuts_and_empty_rows(name: str, how: str, edges: list[int], empty: list[int]) -> None:
     # Mutation: count every row as a sequence: the inserted rows then thin out the gradient.
-    whole = gradient([[step_batch()]], name, how)
+    whole = undivided(name, how)
     batch = with_empty_rows(step_batch(), empty)
     bounds = [0, *sorted(edges), len(batch)]
     parts = [batch.rows(slice(start, end)) for start, end in itertools.pairwise(bounds)]
@@ -175,7 +211,7 @@ def test_gradient_with_ragged_cuts_and_empty_rows(name: str, how: str, edges: li
 @pytest.mark.parametrize(("name", "how"), EVERY)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_gradient_with_a_rank_of_empty_rows_only(name: str, how: str, ranks: int) -> None:
-    whole = gradient([[step_batch()]], name, how)
+    whole = undivided(name, how)
     empty = with_empty_rows(step_batch().rows(slice(0, 1)), [0]).rows(slice(0, 1))
     cut = gradient([*[[part] for part in step_batch().chunk(ranks)], [empty, empty]], name, how)
     torch.testing.assert_close(cut[1], whole[1], rtol=1e-12, atol=1e-14)
@@ -187,10 +223,8 @@ def test_observation_tokens_are_transparent(name: str, how: str) -> None:
     batch = step_batch()
     tokens = batch.tensors["mask"].shape[1]
     kept = torch.arange(tokens) * 2 + 1
-    wide = {
-        key: tensor.new_full((len(batch), 2 * tokens + 1, *tensor.shape[2:]), -math.inf if key in ("noise", "advantages") else 0)
-        for key, tensor in batch.tensors.items()
-    }
+    filler = {"noise": -math.inf, "rollout_noise": -math.inf, "advantages": -math.inf, "selected": True}
+    wide = {key: tensor.new_full((len(batch), 2 * tokens + 1, *tensor.shape[2:]), filler.get(key, 0)) for key, tensor in batch.tensors.items()}
     for key, tensor in batch.tensors.items():
         wide[key][:, kept] = tensor
     whole, spread = gradient([[batch]], name, how), gradient([[Batch(tensors=wide)]], name, how)

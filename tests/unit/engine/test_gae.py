@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.algorithms.gae import gae, whiten
+from engine.algorithms.gae import gae
 from engine.algorithms.registry import ADVANTAGES
+from engine.algorithms.returns import whiten
 from engine.algorithms.types import AdvantageInputs, Advantages
-from engine.config import AdvantageConfig
+from engine.config import GAEAdvantageConfig
 
 FRACTION = st.floats(0.05, 1)
 
@@ -20,7 +21,7 @@ def estimate(
     rewards: Tensor, values: Tensor | None, mask: Tensor, token_rewards: Tensor | None = None, *, gamma: float, lam: float, whiten: bool = False
 ) -> Advantages:
     inputs = AdvantageInputs(rewards=rewards, group=torch.arange(len(mask)), mask=mask, token_rewards=token_rewards, values=values)
-    return ADVANTAGES.get("gae")(inputs, AdvantageConfig(estimator="gae", gamma=gamma, lam=lam, whiten=whiten))
+    return ADVANTAGES.get("gae")(inputs, GAEAdvantageConfig(estimator="gae", gamma=gamma, lam=lam, whiten=whiten))
 
 
 def samples(seed: int, rows: int = 4, length: int = 6) -> dict[str, Tensor]:

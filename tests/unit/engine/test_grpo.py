@@ -8,16 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.algorithms.groups import group_statistics
+from engine.algorithms.groups import Groups, group_statistics
 from engine.algorithms.grpo import advantages, grpo
 from engine.algorithms.registry import ADVANTAGES
 from engine.algorithms.types import AdvantageInputs
-from engine.config import AdvantageConfig
+from engine.config import GRPOAdvantageConfig
 
 
 def run(rewards: list[float], group: list[int], scale: str = "group", valid: list[bool] | None = None) -> Tensor:
     keep = [True] * len(rewards) if valid is None else valid
-    return grpo(torch.tensor(rewards, dtype=torch.float32), torch.tensor(group), scale, torch.tensor(keep, dtype=torch.bool))
+    return of(torch.tensor(rewards, dtype=torch.float32), torch.tensor(group), scale, torch.tensor(keep, dtype=torch.bool))
+
+
+def of(rewards: Tensor, group: Tensor, scale: str, valid: Tensor) -> Tensor:
+    return grpo(rewards, Groups.of(rewards, group, valid), scale, valid).to(rewards.dtype)
 
 
 def test_golden_values() -> None:
@@ -39,7 +43,7 @@ def test_groups_without_signal_get_exactly_zero(scale: str) -> None:
     # The float64 mean of three times 0.1 is not 0.1, and the rest is not 0.
     # Mutation: leave out `informative` (float32 alone would not show it: its sums are exact in float64).
     rewards, group = torch.tensor([0.1, 0.1, 0.1, 0.7, 1.0, 0.0], dtype=torch.float64), torch.tensor([3, 3, 3, 9, 4, 4])
-    values = grpo(rewards, group, scale, torch.ones(6, dtype=torch.bool))
+    values = of(rewards, group, scale, torch.ones(6, dtype=torch.bool))
     assert values[:4].tolist() == [0.0] * 4
     assert values[4] == -values[5] != 0
 
@@ -82,14 +86,14 @@ def test_order_of_samples_does_not_matter(order: list[int]) -> None:
     rewards = torch.tensor([0.1, 0.9, 0.3, 0.3, 1.0, 0.0, 0.7, 0.2])
     group = torch.tensor([0, 0, 1, 1, 0, 2, 2, 2])
     valid = torch.tensor([True] * 7 + [False])
-    values = grpo(rewards, group, "group", valid)
-    assert torch.equal(grpo(rewards[order], group[order], "group", valid[order]), values[order])
+    values = of(rewards, group, "group", valid)
+    assert torch.equal(of(rewards[order], group[order], "group", valid[order]), values[order])
 
 
 def test_advantages_are_spread_over_response_tokens_only() -> None:
     mask = torch.tensor([[False, True, True], [False, True, False], [False, False, False]])
     inputs = AdvantageInputs(rewards=torch.tensor([1.0, 0.0, math.nan]), group=torch.zeros(3, dtype=torch.int64), mask=mask)
-    spread = ADVANTAGES.get("grpo")(inputs, AdvantageConfig(scale="none")).advantages
+    spread = ADVANTAGES.get("grpo")(inputs, GRPOAdvantageConfig(scale="none")).advantages
     assert spread.tolist() == [[0, 0.5, 0.5], [0, -0.5, 0], [0, 0, 0]]
     assert ADVANTAGES.get("grpo") is advantages
 
@@ -100,8 +104,8 @@ def test_observation_tokens_are_transparent() -> None:
     mask = torch.tensor([[True, True], [True, False], [True, True]])
     wide = torch.zeros(3, 5, dtype=torch.bool)
     wide[:, [1, 4]] = mask
-    plain = advantages(AdvantageInputs(rewards=rewards, group=group, mask=mask), AdvantageConfig()).advantages
-    spread = advantages(AdvantageInputs(rewards=rewards, group=group, mask=wide), AdvantageConfig()).advantages
+    plain = advantages(AdvantageInputs(rewards=rewards, group=group, mask=mask), GRPOAdvantageConfig()).advantages
+    spread = advantages(AdvantageInputs(rewards=rewards, group=group, mask=wide), GRPOAdvantageConfig()).advantages
     assert torch.equal(spread[:, [1, 4]], plain)
 
 
@@ -109,12 +113,19 @@ def test_rewards_by_token_are_refused() -> None:
     # Mutation: leave the check out; a KL penalty in the reward then has no effect, and nothing says so.
     inputs = AdvantageInputs(rewards=torch.zeros(2), group=torch.zeros(2), mask=torch.ones(2, 3).bool(), token_rewards=torch.zeros(2, 3))
     with pytest.raises(ValueError, match=r"set algorithm\.kl\.place=loss"):
-        advantages(inputs, AdvantageConfig())
+        advantages(inputs, GRPOAdvantageConfig())
 
 
-def test_unknown_scale() -> None:
-    with pytest.raises(ValueError, match="group, batch or none"):
-        run([1, 0], [0, 0], "minibatch")
+def test_scale_minibatch() -> None:
+    # Two groups a mini-batch. Centred: +-1/2 +-1/2 in the first, +-1 +-1/2 in the second; sigma = sqrt(4 x .25 / 3) and sqrt(2.5 / 3).
+    # Mutation: the deviation of the rewards, whose groups differ in mean by 10; or that of all eight.
+    rewards, group = torch.tensor([1.0, 0, 11, 10, 2, 0, 1, 0]), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    inputs = AdvantageInputs(rewards=rewards, group=group, mask=torch.ones(8, 1).bool(), mini_batch=torch.tensor([0] * 4 + [1] * 4))
+    found = advantages(inputs, GRPOAdvantageConfig(scale="minibatch")).advantages[:, 0]
+    one, two = 1 / (math.sqrt(1 / 3) + 1e-6), 1 / (math.sqrt(2.5 / 3) + 1e-6)
+    torch.testing.assert_close(found, torch.tensor([0.5, -0.5, 0.5, -0.5, 0, 0, 0, 0]) * one + torch.tensor([0, 0, 0, 0, 1, -1, 0.5, -0.5]) * two)
+    with pytest.raises(ValueError, match="the step has no mini_batch"):
+        advantages(AdvantageInputs(rewards=rewards, group=group, mask=inputs.mask), GRPOAdvantageConfig(scale="minibatch"))
 
 
 def test_groups_without_signal_are_counted() -> None:

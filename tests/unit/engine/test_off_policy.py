@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from engine.algorithms.off_policy import correction_statistics, kept, ratios, weights
 from engine.algorithms.step import step_advantages
 from engine.batch import Batch
-from engine.config import AdvantageConfig, AlgorithmConfig, ImportanceWeightsConfig, OffPolicyConfig, RejectionConfig
+from engine.config import AlgorithmConfig, ImportanceWeightsConfig, OffPolicyConfig, RejectionConfig
 
 # Ratios of the tokens: 1.5, 0.7 | 4, 0.5 | 1, and nothing at all. The column outside of every mask is poison.
 RATIOS = [[1.5, 0.7, math.nan], [4.0, 0.5, math.inf], [1.0, math.nan, math.nan], [math.nan, math.inf, 0.0]]
@@ -109,7 +109,7 @@ def step(**changes: Any) -> Batch:
     )
 
 
-PLAIN = AlgorithmConfig(advantage=AdvantageConfig(estimator="grpo"))
+PLAIN = AlgorithmConfig()
 REJECTING = PLAIN.model_copy(update={"off_policy": OffPolicyConfig(rejection=RejectionConfig(high=1.4))})  # exp(1 / 2) = 1.65
 
 

@@ -8,7 +8,7 @@ import torch
 from engine.algorithms.ppo import loss
 from engine.algorithms.registry import LOSSES
 from engine.algorithms.types import LossInputs
-from engine.config import LossConfig
+from engine.config import PPOLossConfig
 
 
 def inputs_of(ratio: list[float], advantage: list[float], mask: list[bool] | None = None) -> LossInputs:
@@ -45,7 +45,7 @@ def inputs_of(ratio: list[float], advantage: list[float], mask: list[bool] | Non
 )
 def test_golden_values(ratio: float, advantage: float, dual_clip: float | None, term: float, gradient: float) -> None:
     inputs = inputs_of([ratio], [advantage])
-    terms = loss(inputs, LossConfig(clip_low=0.2, clip_high=0.28, dual_clip=dual_clip)).per_token
+    terms = loss(inputs, PPOLossConfig(clip_low=0.2, clip_high=0.28, dual_clip=dual_clip)).per_token
     terms.sum().backward()
     assert terms.item() == pytest.approx(term, abs=1e-12)
     assert inputs.log_probs.grad is not None
@@ -62,7 +62,7 @@ def test_log_ratio_is_clamped() -> None:
         advantages=torch.tensor([[-1.0, 1.0]]),
         mask=torch.ones(1, 2, dtype=torch.bool),
     )
-    terms = loss(inputs, LossConfig(dual_clip=None)).per_token
+    terms = loss(inputs, PPOLossConfig(dual_clip=None)).per_token
     torch.testing.assert_close(terms, torch.tensor([[math.exp(20), -math.exp(-20)]]))
 
 
@@ -72,9 +72,9 @@ def test_clip_fractions() -> None:
     inputs = inputs_of(
         ratio=[0.5, 0.5, 1.5, 1.5, 4.0, 1.0, 0.5], advantage=[-1, 1, 1, -1, -1, 1, -1], mask=[True, True, True, True, True, True, False]
     )
-    statistics = loss(inputs, LossConfig()).statistics.result()
+    statistics = loss(inputs, PPOLossConfig()).statistics.result()
     assert statistics == pytest.approx({"policy/clip_fraction_low": 1 / 6, "policy/clip_fraction_high": 1 / 6, "policy/clip_fraction_dual": 1 / 6})
-    assert "policy/clip_fraction_dual" not in loss(inputs, LossConfig(dual_clip=None)).statistics.entries
+    assert "policy/clip_fraction_dual" not in loss(inputs, PPOLossConfig(dual_clip=None)).statistics.entries
 
 
 @pytest.mark.parametrize("poison", [-math.inf, math.inf, math.nan])
@@ -82,7 +82,7 @@ def test_clip_fractions() -> None:
 def test_a_masked_position_changes_nothing(poison: float, where: str) -> None:
     # Mutation: `(log_probs - old_log_probs) * mask`, or `exp` before `where`: NaN in the value or in the gradient.
     clean = inputs_of([1.5, 1.1, 0.7], [1, 2, -1], [True, True, False])
-    loss(clean, LossConfig()).per_token.sum().backward()
+    loss(clean, PPOLossConfig()).per_token.sum().backward()
 
     columns = {
         "log_probs": clean.log_probs.detach().clone(),
@@ -93,20 +93,20 @@ def test_a_masked_position_changes_nothing(poison: float, where: str) -> None:
         columns[name][0, 2] = poison
     columns["log_probs"].requires_grad_()
     poisoned = LossInputs(**columns, rollout_log_probs=clean.rollout_log_probs, mask=clean.mask)
-    terms = loss(poisoned, LossConfig())
+    terms = loss(poisoned, PPOLossConfig())
     terms.per_token.sum().backward()
 
-    assert torch.equal(terms.per_token, loss(clean, LossConfig()).per_token)
+    assert torch.equal(terms.per_token, loss(clean, PPOLossConfig()).per_token)
     assert clean.log_probs.grad is not None
     assert poisoned.log_probs.grad is not None
     assert torch.equal(poisoned.log_probs.grad, clean.log_probs.grad)
-    assert terms.statistics.result() == loss(clean, LossConfig()).statistics.result()
+    assert terms.statistics.result() == loss(clean, PPOLossConfig()).statistics.result()
 
 
 def test_a_fault_on_a_response_token_stays_visible() -> None:
     # Mutation: nan_to_num anywhere: the optimizer would take a step on garbage.
     inputs = inputs_of([1.0, math.nan], [1, 1])
-    assert loss(inputs, LossConfig()).per_token.isnan().tolist() == [[False, True]]
+    assert loss(inputs, PPOLossConfig()).per_token.isnan().tolist() == [[False, True]]
 
 
 def test_registered() -> None:

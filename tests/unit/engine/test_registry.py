@@ -1,14 +1,16 @@
 """Registries: every name loads, describes itself without being imported, and configuration takes exactly the names that there are."""
 
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
+from engine.algorithms import aggregation
 from engine.algorithms.registry import ADVANTAGES, LOSSES
 from engine.config import AdvantageConfig, LossConfig, RewardConfig
 from engine.rewards.registry import REWARDS
@@ -40,13 +42,20 @@ def test_every_entry_loads_and_describes_itself(registry) -> None:
         assert registry.describe(name) == function.__doc__.partition("\n")[0]
 
 
+def test_the_page_of_algorithms_has_a_row_for_each() -> None:
+    # Mutation: a new estimator, loss or aggregation without its row.
+    page = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+    rows = {name for line in page.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    assert rows == {*ADVANTAGES.names(), *LOSSES.names(), *aggregation.names()}
+
+
 @pytest.mark.parametrize(
     ("registry", "config", "key"), [(ADVANTAGES, AdvantageConfig, "estimator"), (LOSSES, LossConfig, "name"), (REWARDS, RewardConfig, "default")]
 )
 def test_configuration_takes_every_registered_name_and_a_place_of_ones_own(registry, config, key: str) -> None:
     # Mutation: a Literal of names beside the registry, which falls behind it.
     for name in [*registry.names(), "my_package.mine:function"]:
-        assert getattr(config(**{key: name}), key) == name
+        assert getattr(TypeAdapter(config).validate_python({key: name}), key) == name
 
 
 @pytest.mark.parametrize(
@@ -61,7 +70,7 @@ def test_configuration_takes_every_registered_name_and_a_place_of_ones_own(regis
 def test_configuration_refuses_an_unknown_name_and_suggests_the_nearest(config, setting: dict[str, object], nearest: str) -> None:
     # Mutation: leave `known` out of the validator: it would be found when the first step is over.
     with pytest.raises(ValidationError) as caught:
-        config(**setting)
+        TypeAdapter(config).validate_python(setting)
     assert nearest in str(caught.value)
 
 

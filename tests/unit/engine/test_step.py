@@ -1,5 +1,6 @@
 """A step's advantages and loss terms: what an estimator or a loss of somebody's own gives is looked at, and blamed by name."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ from engine.algorithms import step
 from engine.algorithms.step import policy_terms, step_advantages
 from engine.algorithms.types import AdvantageInputs, Advantages, LossInputs, LossTerms
 from engine.batch import Batch
-from engine.config import AdvantageConfig, AlgorithmConfig, CriticConfig, LossConfig, OptimizerConfig
+from engine.config import AlgorithmConfig, CriticConfig, OptimizerConfig, OwnAdvantageConfig, OwnLossConfig
+from engine.training.balance import balanced_order
 
 MASK = torch.tensor([[False, True, True], [False, True, False], [False, False, False], [False, True, True]])
 ESTIMATOR, LOSS = "my_estimator:mine", "my_loss:mine"
@@ -23,7 +25,7 @@ def estimate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Batch]:
     def run(give: Callable[[AdvantageInputs], Any], critic: CriticConfig | None = None) -> Batch:
         monkeypatch.setattr(step.ADVANTAGES, "get", lambda name: lambda inputs, config: give(inputs))
         batch = Batch({"response_mask": MASK, "prompt": torch.tensor([0, 0, 1, 1]), "reward": torch.tensor([1.0, 0.0, 0.5, 2.0])})
-        return step_advantages(batch, AlgorithmConfig(advantage=AdvantageConfig(estimator=ESTIMATOR), critic=critic))
+        return step_advantages(batch, AlgorithmConfig(advantage=OwnAdvantageConfig(estimator=ESTIMATOR), critic=critic))
 
     return run
 
@@ -37,7 +39,7 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LossTerms]:
         zeros = torch.zeros(MASK.shape)
         log_probs = zeros.clone().requires_grad_()
         inputs = LossInputs(log_probs=log_probs, old_log_probs=zeros, rollout_log_probs=zeros, advantages=zeros + 1, mask=MASK)
-        return policy_terms(inputs, LossConfig(name=LOSS))
+        return policy_terms(inputs, OwnLossConfig(name=LOSS))
 
     return run
 
@@ -101,3 +103,80 @@ def test_a_loss_of_ones_own_is_taken_as_it_is(lose: Callable[..., LossTerms]) ->
 def test_a_loss_that_gives_something_else_is_named(lose: Callable[..., LossTerms], give: Callable[[LossInputs], Any], text: str) -> None:
     with pytest.raises(ValueError, match=f"algorithm.loss.name={LOSS}.* ?{text}"):
         lose(give)
+
+
+def rows_of(lengths: list[int], order: list[int]) -> Batch:
+    """Four prompts with two samples each, response lengths as given, in this order of rows."""
+    generator = torch.Generator().manual_seed(0)
+    old = torch.randn(8, 6, generator=generator)
+    batch = Batch(
+        {
+            "response_mask": torch.arange(6) < torch.tensor(lengths)[:, None],
+            "prompt": torch.tensor([5, 5, 3, 3, 9, 9, 1, 1]),
+            "sample": torch.tensor([0, 1] * 4),
+            "reward": torch.tensor([1.0, 0.0, 3.0, 0.0, 9.0, 0.0, 1.0, 0.5]),
+            "old_log_probs": old,
+            "rollout_log_probs": old,
+        }
+    )
+    return batch.reorder(order)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"advantage": {"scale": "minibatch"}},
+        {"loss": {"name": "clip_cov", "fraction": 0.3, "covariance_low": -9.0, "covariance_high": 9.0}},
+        {"loss": {"name": "kl_cov", "fraction": 0.3}},
+    ],
+    ids=str,
+)
+def test_a_step_does_not_know_over_how_many_ranks_it_is_divided(algorithm: dict[str, Any]) -> None:
+    # Mutations: mini-batches by the place of the row in the step, whatever the parts; tokens selected by the place of their row.
+    lengths, config = [6, 1, 2, 5, 3, 3, 4, 1], AlgorithmConfig(**algorithm)
+    found = {}
+    for parts in (1, 2, 4):
+        order = balanced_order(lengths, parts, updates=2)
+        made = step_advantages(rows_of(lengths, order), config, parts, 2, (3, 7))
+        found[parts] = made.reorder(torch.tensor(order).argsort())
+    assert balanced_order(lengths, 2, updates=2) != balanced_order(lengths, 4, updates=2)
+    for name, tensor in found[1].tensors.items():
+        assert torch.equal(found[2].tensors[name], tensor)
+        assert torch.equal(found[4].tensors[name], tensor)
+
+
+def test_mini_batches_are_the_ones_that_ranks_cut() -> None:
+    # Two ranks with two mini-batches each: rows 0 1 | 2 3 on the first, 4 5 | 6 7 on the second. Centred +-.5 +-4.5 in the first mini-batch,
+    # +-1.5 +-.25 in the second. Mutation: rows 0 to 3 as the first mini-batch.
+    made = step_advantages(rows_of([1] * 8, list(range(8))), AlgorithmConfig(advantage={"scale": "minibatch"}), 2, 2)
+    first, second = (math.sqrt(2 * (one**2 + two**2) / 3) + 1e-6 for one, two in ((0.5, 4.5), (1.5, 0.25)))
+    expected = [0.5 / first, -0.5 / first, 1.5 / second, -1.5 / second, 4.5 / first, -4.5 / first, 0.25 / second, -0.25 / second]
+    assert made.tensors["advantages"][:, 0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_selection_is_of_the_seed_and_of_response_tokens() -> None:
+    # 25 response tokens, of which floor(.3 x 25) = 7. Mutation: draw from all positions, or from the global random state.
+    config = AlgorithmConfig(loss={"name": "clip_cov", "fraction": 0.3, "covariance_low": -99.0, "covariance_high": 99.0})
+    batch = rows_of([6, 1, 2, 5, 3, 3, 4, 1], list(range(8)))
+
+    def selected(*seed: int) -> torch.Tensor:
+        return step_advantages(batch, config, seed=seed).tensors["selected"]
+
+    assert int(selected(3, 7).sum()) == 7
+    assert not (selected(3, 7) & ~batch.tensors["response_mask"]).any()
+    torch.manual_seed(0)
+    assert torch.equal(selected(3, 7), selected(3, 7))
+    assert not torch.equal(selected(3, 7), selected(3, 8))
+    assert not torch.equal(selected(3, 7), selected(4, 7))
+    assert "selected" not in step_advantages(batch, AlgorithmConfig()).tensors
+    # What is not learnt from is not selected either.
+    kept = batch.with_tensors(kept=torch.tensor([True, False] * 4))
+    assert not step_advantages(kept, config).tensors["selected"][1::2].any()
+
+
+def test_columns_of_the_step_reach_the_estimator() -> None:
+    # Mutation: a column under another name than the workers give it.
+    batch = rows_of([1] * 8, list(range(8))).with_tensors(greedy_reward=torch.full((8,), 0.5), squared_probabilities=torch.full((8, 6), 0.5))
+    greedy = step_advantages(batch, AlgorithmConfig(advantage={"estimator": "remax"})).tensors["advantages"]
+    assert greedy[:, 0].tolist() == [0.5, -0.5, 2.5, -0.5, 8.5, -0.5, 0.5, 0]
+    assert step_advantages(batch, AlgorithmConfig(advantage={"estimator": "optimal_token_baseline"})).tensors["advantages"].any()

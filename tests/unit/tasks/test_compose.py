@@ -10,6 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.config import AlgorithmConfig, GSPOLossConfig, OPOAdvantageConfig, OwnAdvantageConfig
 from tasks import schema, workspace
 from tasks.compose import choices, compose, load_resolved, write_resolved
 from tasks.config import ConfigurationError, RecipeConfig
@@ -155,6 +156,37 @@ MISTAKES = {
         ("data.train_file=x.parquet", "data: chain_sum and train_file are both set; data=files takes chain_sum out"),
         ("stages.rl.algorithm.loss.aggregation=sequence_sum_constant", "stages.rl.algorithm.loss: aggregation_constant_tokens goes with"),
     ],
+    "settings of another estimator, loss or kind of stage": [
+        (
+            "stages.rl.algorithm.advantage.gamma=0.5",
+            "stages.rl.algorithm.advantage.gamma: unknown key of estimator=grpo, which takes: scale; estimator=gae or reinforce_plus_plus has gamma",
+        ),
+        (
+            "stages.rl.algorithm.advantage.scal=none",
+            "stages.rl.algorithm.advantage.scal: unknown key; did you mean stages.rl.algorithm.advantage.scale?",
+        ),
+        ("stages.rl.algorithm.loss.tau_negative=1.0", "stages.rl.algorithm.loss.tau_negative: unknown key of name=ppo, which takes: aggregation, "),
+        ("stages.sft.prompts_per_step=4", "stages.sft.prompts_per_step: unknown key of kind=sft, which takes: steps, "),
+        ("stages.rl.prompts_per_step=33", "stages.rl.prompts_per_step: 33 prompts cannot be divided among"),
+    ],
+    "unknown estimator and loss": [
+        (
+            "stages.rl.algorithm.advantage.estimator=rlo",
+            "stages.rl.algorithm.advantage: estimator: no advantage estimator is called 'rlo': did you mean rloo? There are: gae, gpg, grpo, ",
+        ),
+        ("stages.rl.algorithm.loss.name=gspoo", "stages.rl.algorithm.loss: name: no policy loss is called 'gspoo': did you mean gspo? There are: "),
+    ],
+    "a key of the loss before": [
+        ("stages.rl.algorithm.loss.name=gspo", ""),
+        ("stages.rl.algorithm.loss.dual_clip=2.0", "stages.rl.algorithm.loss.dual_clip: unknown key of name=gspo, which takes: aggregation, "),
+        ("stages.rl.prompts_per_step=33", "stages.rl.prompts_per_step: 33 prompts cannot be divided among"),
+    ],
+    "an aggregation that a loss does not accept": [
+        (
+            "stages.rl.algorithm.loss={name: gspo, aggregation: token_mean}",
+            "stages.rl.algorithm.loss.aggregation: should be 'sequence_mean_token_mean'",
+        ),
+    ],
     "rules between parts": [
         ("evaluation_reward.shuffle=true", "evaluation_reward.shuffle: an evaluation with shuffled scores measures nothing; set false"),
         (
@@ -268,6 +300,45 @@ def test_composing_in_threads(monkeypatch) -> None:
     assert sorted(found) == [0, 1, 2]
 
 
+def rl_algorithm(*overrides: str) -> AlgorithmConfig:
+    stage = compose([TINY, *overrides]).stages["rl"]
+    assert stage.kind == "rl"
+    return stage.algorithm
+
+
+@pytest.mark.parametrize("override", ["stages.rl.algorithm.loss.name=gspo", "stages.rl.algorithm.loss={name: gspo}"])
+def test_another_loss_begins_with_its_own_defaults(override: str) -> None:
+    """Mutation: leave `_begin_anew` out: the preset's dual_clip is refused, or its clip_high, a thousand times too large, is taken over."""
+    assert rl_algorithm(override).loss == GSPOLossConfig(name="gspo")
+    before = rl_algorithm("stages.rl.algorithm.loss.clip_high=5e-4", override)
+    after = rl_algorithm(override, "stages.rl.algorithm.loss.clip_high=5e-4")
+    assert before == after == AlgorithmConfig(loss=GSPOLossConfig(name="gspo", clip_high=5e-4))
+
+
+def test_the_same_loss_named_once_more_keeps_what_the_file_says() -> None:
+    """Mutation: compare with what the file writes alone; grpo.yaml does not name its loss, and would lose its clip."""
+    assert rl_algorithm("stages.rl.algorithm.loss.name=ppo") == rl_algorithm()
+    assert rl_algorithm() != AlgorithmConfig()
+
+
+def test_another_estimator_leaves_the_scale_of_the_file_behind() -> None:
+    swap = "algorithm@stages.rl.algorithm=dr_grpo"
+    assert rl_algorithm(swap, "stages.rl.algorithm.advantage.estimator=opo").advantage == OPOAdvantageConfig(estimator="opo")
+    own = rl_algorithm(swap, "stages.rl.algorithm.advantage.estimator=my.module:mine", "stages.rl.algorithm.advantage.parameters.width=3").advantage
+    assert own == OwnAdvantageConfig(estimator="my.module:mine", parameters={"width": 3})
+
+
+def chosen(key: str) -> bool:
+    """Whether the tiny recipe can have this key without another kind of stage, estimator or loss."""
+    above, _, name = key.rpartition(".")
+    variants = schema.at(above.split("."))
+    if (selects := schema.tag_field(variants)) is None:
+        return not above or chosen(above)
+    tag = above.rpartition(".")[2] if selects == "kind" else schema.default_tag(variants)
+    (model,) = (model for model in schema.models(variants) if schema.tag(model) == tag)
+    return name in model.model_fields and name != selects and chosen(above)
+
+
 def test_every_key_of_the_classes_can_be_named_in_an_override() -> None:
     """All keys are given a list, which no setting takes: the answers must be about the values, none may say that a key is unknown.
 
@@ -275,7 +346,21 @@ def test_every_key_of_the_classes_can_be_named_in_an_override() -> None:
     """
     keys = [path.replace("NAME", "rl") for path in schema.paths(RecipeConfig)]
     leaves = [key for key in keys if not any(other.startswith(f"{key}.") for other in keys)]
-    sft_only = {"stages.rl.rows_per_step", "stages.rl.max_tokens"}
-    lines = problems(TINY, *(f"{key}=[no]" for key in leaves if key not in sft_only and not key.endswith(".kind")))
+    lines = problems(TINY, *(f"{key}=[no]" for key in leaves if chosen(key)))
     assert len(lines) > 70
     assert not [line for line in lines if "unknown" in line or "no such" in line]
+
+
+@pytest.mark.parametrize(
+    ("part", "model"),
+    [(part, model) for part in ("advantage", "loss") for model in schema.models(schema.at(["stages", "rl", "algorithm", part]))],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_every_key_of_every_estimator_and_loss_can_be_named_once_it_is_chosen(part: str, model: type) -> None:
+    place = f"stages.rl.algorithm.{part}"
+    selects = schema.tag_field(schema.at(place.split(".")))
+    name = "my.module:function" if schema.tag(model) == "own" else schema.tag(model)
+    keys = [key for key in model.model_fields if key != selects]
+    lines = problems(TINY, f"{place}.{selects}={name}", *(f"{place}.{key}=[no]" for key in keys), "seed=-1")
+    assert {"seed", *(f"{place}.{key}" for key in keys)} <= {line.partition(":")[0] for line in lines}
+    assert not [line for line in lines if "unknown" in line]

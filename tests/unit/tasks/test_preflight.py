@@ -56,6 +56,15 @@ def test_every_shipped_recipe_passes(recipe: str) -> None:
     assert preflight(compose([f"recipe={recipe}"])) == []
 
 
+@pytest.mark.parametrize("algorithm", sorted(choices("algorithm")))
+def test_every_shipped_algorithm_is_one_override_and_passes(algorithm: str) -> None:
+    config = compose(["recipe=polaris_tiny", f"algorithm@stages.rl.algorithm={algorithm}"])
+    assert preflight(config) == []
+    # Mutation: a file that sets nothing, or what another one sets. (OPO's loss is REINFORCE's, and so on: the whole must differ.)
+    others = [compose(["recipe=polaris_tiny", f"algorithm@stages.rl.algorithm={other}"]) for other in ("grpo", "dapo") if other != algorithm]
+    assert all(other.rl_stages() != config.rl_stages() for other in others)
+
+
 def test_composing_and_preflighting_import_nothing_heavy() -> None:
     """Checking a recipe takes a second, not the ten that torch takes. Mutation: `import torch` at the top of any module on the way."""
     code = (
