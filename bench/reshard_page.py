@@ -29,6 +29,8 @@ within {difference:.3f}), and to the last bit those of the other ways with the s
 - *Gather*: every tensor is made whole on every rank, one after the other, and given to vLLM's loaders.
 - *Checkpoint*: gathered, written to a file by rank 0 without reading it back, and read by every rank.
 
+{verdict}
+
 ## Seconds
 
 Medians (smallest to largest) until the last rank is done, on {cores} cores for all ranks, on a machine that others use too: processor seconds, of all
@@ -43,7 +45,7 @@ included. *Transfer alone* is the same without an engine to load, so without tha
 ## Bytes and memory
 
 Of the rank that has most. *Bound*: what an engine's rank needs beyond what it holds. *Memory* is the most that is resident during the turn, above
-what was before; of the checkpoint the mapped file counts, which the ranks share.
+what was before, buckets included; of the checkpoint the mapped file counts, which the ranks share.
 
 {bytes_table}
 
@@ -71,6 +73,7 @@ def page(results: dict[str, Any], out: str) -> str:
         difference=max(case["largest_difference"] for case in cases),
         seconds_table=seconds_table(cases, results["reference"]),
         packing=packing(cases),
+        verdict="\n".join(f"- {'holds' if holds else '**does not hold**'}: {claim}" for claim, holds in results["verdict"].items()),
         bytes_table=bytes_table(cases),
         out=out,
     )
