@@ -57,6 +57,20 @@ class WeightsSynchronised:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatesSkipped:
+    """Optimizer steps were not taken, because their gradient was not finite; the weights are as they were before them."""
+
+    stage: str
+    step: int
+    trained: str
+    """`policy` or `critic`."""
+    updates: int
+    """So many of the step's."""
+    directory: str
+    """Where the step's batch is kept, for `torch.load`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTraced:
     """The dataflow of a step as it ran."""
 
@@ -81,5 +95,5 @@ class StageFinished:
     seconds: float
 
 
-Event = StageStarted | StepFinished | SamplesGenerated | WeightsSynchronised | StepTraced | EvaluationProgressed | StageFinished
+Event = StageStarted | StepFinished | UpdatesSkipped | SamplesGenerated | WeightsSynchronised | StepTraced | EvaluationProgressed | StageFinished
 Emit = Callable[[Event], None]

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from engine.events import EvaluationProgressed, StageFinished, StageStarted, StepFinished
+from engine.events import EvaluationProgressed, StageFinished, StageStarted, StepFinished, UpdatesSkipped
 from tasks.progress import Notice, PhaseFinished, PhaseStarted, Report, evaluation_phase
 
 KEY_METRICS = {"sft/loss": "loss {:.3f}", "reward/mean": "reward {:.3f}", "response/tokens_mean": "{:.1f} tokens"}
@@ -101,9 +101,9 @@ class Display:
 
     def show(self, event: Report) -> None:
         """Shows what an event says; one that says nothing about progress is left out."""
-        if isinstance(event, Notice):
+        if isinstance(event, Notice | UpdatesSkipped):
             # Above the picture, where it stays. Without our lock: printing waits for the thread that redraws, and that one for our lock.
-            self._console.print(Text(event.text, "yellow"))
+            self._console.print(Text(event.text if isinstance(event, Notice) else _skipped(event), "yellow"))
             return
         with self._lock:
             match event:
@@ -164,6 +164,11 @@ class Display:
     def _plain(self, text: str) -> None:
         if not self._console.is_terminal:
             self._console.print(text, markup=False)
+
+
+def _skipped(event: UpdatesSkipped) -> str:
+    updates = f"{event.updates} update{'s' if event.updates > 1 else ''} of the {event.trained}"
+    return f"{event.stage}, step {event.step}: {updates} skipped, the gradient was not finite; the batch is kept in {event.directory}"
 
 
 def duration(seconds: float) -> str:

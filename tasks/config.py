@@ -182,6 +182,7 @@ def _broken_rules(recipe: RecipeConfig) -> Iterator[Problem]:
     yield from _batches_divide(recipe)
     yield from _tokens_fit(recipe)
     yield from _rejection_acts(recipe)
+    yield from _reference_can_be_reset(recipe)
     if recipe.data.train_file is not None and recipe.data.sft_file is None:
         for name, stage in recipe.stages.items():
             if stage.kind == "sft":
@@ -249,6 +250,13 @@ def _rejection_acts(recipe: RecipeConfig) -> Iterator[Problem]:
                 f"{bound_key}={bound:g} stops the run before any ratio leaves {rejection.low:g} .. {rejection.high:g}; raise that, or set it to null"
             )
             yield Problem(f"stages.{name}.algorithm.off_policy.rejection", text, (bound_key,))
+
+
+def _reference_can_be_reset(recipe: RecipeConfig) -> Iterator[Problem]:
+    for name, stage in recipe.stages.items():
+        if stage.kind == "rl" and stage.algorithm.kl and stage.algorithm.kl.reset_reference_every_steps and recipe.training.lora:
+            text = "with training.lora the reference is the base with the adapter off, which never changes; leave one of both out"
+            yield Problem(f"stages.{name}.algorithm.kl.reset_reference_every_steps", text, ("training.lora",))
 
 
 def _tokens_fit(recipe: RecipeConfig) -> Iterator[Problem]:

@@ -101,6 +101,7 @@ _TYPES: dict[str, TypeAdapter[LoggedEvent]] = {
     for kind in (
         events.StageStarted,
         events.StepFinished,
+        events.UpdatesSkipped,
         events.SamplesGenerated,
         events.WeightsSynchronised,
         events.EvaluationProgressed,

@@ -20,7 +20,14 @@ from engine.config import AlgorithmConfig, LossConfig
 from engine.metrics import Maximum, Mean, StandardDeviation, Statistics, Sum
 
 
-def step_advantages(batch: Batch, config: AlgorithmConfig, parts: int = 1, updates: int = 1, seed: tuple[int, ...] = (0,)) -> Batch:
+def step_advantages(
+    batch: Batch,
+    config: AlgorithmConfig,
+    parts: int = 1,
+    updates: int = 1,
+    seed: tuple[int, ...] = (0,),
+    kl_coefficient: float | None = None,
+) -> Batch:
     """Advantages; returns where a critic is trained on them; and which tokens a loss treats differently, if it does.
 
     Args:
@@ -31,6 +38,7 @@ def step_advantages(batch: Batch, config: AlgorithmConfig, parts: int = 1, updat
         parts: data-parallel parts that the rows are cut into for the updates.
         updates: optimizer steps that each part is cut into.
         seed: of the selection of tokens, by (run seed, step).
+        kl_coefficient: of the KL penalty in the reward, as it is in this step; None stands for the configured one.
 
     Returns:
         Tensors advantages and, it may be, returns [B, T]; 0 outside the mask. Where samples or tokens can be taken out, loss_mask [B, T] bool,
@@ -45,7 +53,7 @@ def step_advantages(batch: Batch, config: AlgorithmConfig, parts: int = 1, updat
     token_rewards = None
     if config.kl is not None and config.kl.place == "reward":
         distance = kl(config.kl.estimator, columns["old_log_probs"], columns["reference_log_probs"], mask)
-        token_rewards = -config.kl.coefficient * distance
+        token_rewards = -(config.kl.coefficient if kl_coefficient is None else kl_coefficient) * distance
     inputs = AdvantageInputs(
         rewards=columns["reward"],
         group=columns["prompt"],

@@ -18,8 +18,10 @@ from engine.config.advantage import (
     ReMaxAdvantageConfig,
     RLOOAdvantageConfig,
 )
-from engine.config.algorithm import AlgorithmConfig, CriticConfig, KLConfig
+from engine.config.algorithm import AlgorithmConfig, CriticConfig
 from engine.config.base import Fraction, Name, Positive, Settings
+from engine.config.entropy import AdaptiveEntropyConfig, EntropyConfig
+from engine.config.kl import AdaptiveKLConfig, KLConfig
 from engine.config.loss import (
     CISPOLossConfig,
     ClipCovLossConfig,
@@ -45,6 +47,8 @@ from engine.config.training import LoRAConfig, OptimizerConfig, StageTrainingCon
 __all__ = [
     "MAIN_POOL",
     "ROLES",
+    "AdaptiveEntropyConfig",
+    "AdaptiveKLConfig",
     "AdvantageConfig",
     "AlgorithmConfig",
     "AnnotatorConfig",
@@ -54,6 +58,7 @@ __all__ = [
     "CriticConfig",
     "DPPOLossConfig",
     "EngineConfig",
+    "EntropyConfig",
     "EvaluationConfig",
     "Fraction",
     "GAEAdvantageConfig",

@@ -1,26 +1,16 @@
 """What turns scores into a gradient."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from engine.config.advantage import AdvantageConfig, GRPOAdvantageConfig
 from engine.config.base import Settings
+from engine.config.entropy import EntropyConfig
+from engine.config.kl import KLConfig
 from engine.config.loss import LossConfig, PPOLossConfig
 from engine.config.off_policy import OffPolicyConfig
 from engine.config.training import OptimizerConfig
-
-
-class KLConfig(Settings):
-    """A penalty on the distance from the reference, which is the policy that the stage began with."""
-
-    coefficient: Annotated[float, Field(gt=0)]
-    """Nats are multiplied by it."""
-    estimator: Literal["k1", "k2", "k3", "abs"] = "k3"
-    """Schulman 2020, "Approximating KL Divergence"."""
-    place: Literal["loss", "reward"] = "loss"
-    """`loss`: a term beside the policy loss, with a gradient. `reward`: subtracted from the reward of each response token, for estimators that read
-    rewards by token: gae, reinforce_plus_plus, remax, optimal_token_baseline."""
 
 
 class CriticConfig(Settings):
@@ -39,6 +29,7 @@ class AlgorithmConfig(Settings):
     loss: LossConfig = PPOLossConfig()
     """What turns advantages into a gradient, chosen by `name`."""
     kl: KLConfig | None = None
+    entropy: EntropyConfig | None = None
     off_policy: OffPolicyConfig | None = None
     critic: CriticConfig | None = None
 

@@ -123,6 +123,12 @@ class Session:
             for future in [group.begin_stage(config, start) for group in followers]:
                 future.get()
 
+    def reset_reference(self, config: RLStageConfig) -> None:
+        """The reference becomes the policy as it is now. ValueError with LoRA, where it is the base, which never changes."""
+        if self.reference is None:
+            raise ValueError("algorithm.kl.reset_reference_every_steps: there is no reference of its own to reset; leave training.lora out")
+        self.reference.begin_stage(config, self.export(self.directory / "start")).get()
+
     def export(self, directory: Path) -> Path:
         """Writes the policy as an ordinary Hugging Face directory, whole or not at all. Returns it.
 

@@ -2,14 +2,18 @@
 
 import time
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from engine.config import SFTStageConfig
 from engine.events import Emit, StageFinished, StageStarted, StepFinished, WeightsSynchronised
 from engine.tokenizer import render_conversation
 from engine.trainer.session import Session
+from engine.trainer.skips import look_at_skips
 from engine.trainer.timing import PhaseTimer
 
 Conversation = Sequence[dict[str, str]]
@@ -18,7 +22,7 @@ Conversation = Sequence[dict[str, str]]
 def train_sft(session: Session, stage: str, config: SFTStageConfig, conversations: Sequence[Conversation], seed: int, emit: Emit) -> None:
     """Runs one SFT stage on the session's policy, then gives the rollout engine its weights.
 
-    Raises `ValueError` when no conversation fits `max_tokens`.
+    Raises `ValueError` when no conversation fits `max_tokens`, `NonFiniteGradientError` when too many updates in a row could not be taken.
     """
     started = time.perf_counter()
     emit(StageStarted(stage=stage, kind="sft", steps=config.steps))
@@ -28,7 +32,10 @@ def train_sft(session: Session, stage: str, config: SFTStageConfig, conversation
     for step in range(1, config.steps + 1):
         timer = PhaseTimer()
         with timer("update"):
-            metrics = session.actor.update_sft(epoch_rows(len(rows), config.rows_per_step, step, seed)).get().result()
+            chosen = epoch_rows(len(rows), config.rows_per_step, step, seed)
+            metrics = session.actor.update_sft(chosen).get().result()
+        keep = partial(_keep, [rows[row] for row in chosen])
+        look_at_skips(metrics, "policy", config.training.optimizer, session.directory, stage, step, keep, emit)
         throughput = metrics.pop("sft/tokens") / timer.elapsed()
         emit(StepFinished(stage=stage, step=step, metrics={**metrics, "throughput/tokens_per_second": throughput, **timer.metrics()}))
     emit(WeightsSynchronised.of(stage, config.steps, session.actor.synchronise().get()))
@@ -45,6 +52,12 @@ def epoch_rows(rows: int, rows_per_step: int, step: int, seed: int) -> list[int]
             order = np.random.default_rng([seed, epoch]).permutation(rows)
         chosen.append(int(order[offset]))
     return chosen
+
+
+def _keep(rows: Sequence[tuple[list[int], list[bool]]], directory: Path) -> None:
+    """Token ids, and which of them were to be learnt, of each row."""
+    directory.mkdir(parents=True, exist_ok=True)
+    torch.save(list(rows), directory / "rows.pt")
 
 
 def _rendered(tokenizer: Any, conversations: Sequence[Conversation], max_tokens: int) -> list[tuple[list[int], list[bool]]]:

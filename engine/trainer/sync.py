@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from engine.config import RLStageConfig
+from engine.config import OptimizerConfig, RLStageConfig
 from engine.control.future import BatchFuture, Joined, join
+from engine.control.worker_group import WorkerGroup
 from engine.events import Emit, SamplesGenerated, StageFinished, StageStarted, StepFinished, StepTraced, WeightsSynchronised
 from engine.metrics import Statistics
 from engine.prompts import Prompt, PromptSampler
@@ -15,6 +16,7 @@ from engine.rollout.plan import SamplePlan
 from engine.trainer.replay import STATE, step_directory
 from engine.trainer.samples import sample_rows
 from engine.trainer.session import Session
+from engine.trainer.skips import look_at_skips
 from engine.trainer.timing import PhaseTimer
 from engine.training.balance import balanced_order
 
@@ -24,6 +26,21 @@ SYNC_METRICS = [field.name for field in fields(Ledger)]
 
 class DisagreementError(RuntimeError):
     """Trainer and rollout give the same tokens different log-probs: one of them computes with other weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The updates of one trained role in a step."""
+
+    prefix: str
+    """Of its metrics."""
+    group: WorkerGroup
+    optimizer: OptimizerConfig
+    batch: Joined
+
+    def keep(self, directory: Path) -> None:
+        """Writes the batch into a directory, to be looked at."""
+        self.group.keep_batch(self.batch, directory).get()
 
 
 @dataclass
@@ -45,6 +62,7 @@ class SyncTrainer:
         self.session.load_prompts(self.stage, self.prompts)
         self.session.begin_stage(config)
         for step in range(1, config.steps + 1):
+            self._reset_reference(step)
             recorder.begin(self.stage, step, self._keep(step))
             metrics, samples = self.step(step, sampler.positions(step))
             self.emit(StepTraced(trace=recorder.finish()))
@@ -74,10 +92,10 @@ class SyncTrainer:
         with timer("reward"):
             measures = measured.get().result()
         with timer("update"):
-            updates = [actor.update(join(rollout, old, *reference, advantages))]
-            if critic is not None and values:
-                updates.append(critic.update(join(rollout, *values, advantages)))
-            updated = [update.get().result() for update in updates]
+            updates = [Update("policy", actor, self.config.training.optimizer, join(rollout, old, *reference, advantages))]
+            if critic is not None and self.config.algorithm.critic is not None:
+                updates.append(Update("critic", critic, self.config.algorithm.critic.optimizer, join(rollout, *values, advantages)))
+            updated = self._updated(step, updates)
         with timer("synchronise"):
             synchronised = actor.synchronise().get()
 
@@ -130,6 +148,23 @@ class SyncTrainer:
                 f"(rollout.max_log_prob_difference={bound:g}). The rollout engine does not compute with the trainer's weights, or in another dtype."
             )
         return metrics
+
+    def _updated(self, step: int, updates: Sequence[Update]) -> list[dict[str, float]]:
+        """Metrics of updates side by side. Raises `NonFiniteGradientError` where too many of them could not be taken."""
+        futures = [update.group.update(update.batch) for update in updates]
+        found: list[dict[str, float]] = [future.get().result() for future in futures]
+        for update, metrics in zip(updates, found, strict=True):
+            look_at_skips(metrics, update.prefix, update.optimizer, self.session.directory, self.stage, step, update.keep, self.emit)
+        return found
+
+    def _reset_reference(self, step: int) -> None:
+        """Where it is due before this step."""
+        kl = self.config.algorithm.kl
+        if kl is None or kl.reset_reference_every_steps is None or step == 1 or (step - 1) % kl.reset_reference_every_steps:
+            return
+        self.session.reset_reference(self.config)
+        if kl.reset_optimizer:
+            self.session.actor.restart_optimizer(self.config.steps - step + 1).get()
 
     def _keep(self, step: int) -> Path | None:
         """Where this step's calls are kept, with the state that they begin with already there; None where they are not."""

@@ -18,14 +18,18 @@ Head = Literal["policy", "value"]
 """`policy`: the model's own output head; `value`: one number a token, from a head that starts at zero."""
 
 
+Measure = Literal["entropy", "entropy_temperature_1", "squared_probabilities"]
+"""Of the distribution that a token is drawn from, p_v over the vocabulary: its entropy in nats, at the sampling temperature and at 1; sum_v p_v^2."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """What the policy says of each token, at the sampling temperature."""
+    """What the policy says of each token, at the sampling temperature. [B, T] each, float32 (float64 for a float64 model), with gradient where
+    autograd is on; 0 where the mask is False."""
 
     log_probs: torch.Tensor
-    """[B, T] float32 (float64 for a float64 model), with gradient; 0 where the mask is False."""
-    entropy: torch.Tensor
-    """[B, T] float32, nats, without gradient; 0 where the mask is False."""
+    measures: Mapping[Measure, torch.Tensor]
+    """Those that were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,8 @@ class OptimizerStep:
     gradient_norm: float
     """L2 over all parameters of all ranks, before clipping."""
     learning_rate: float
-    skipped: bool
-    """The norm was not finite, and the weights are as before."""
+    consecutive_skips: int
+    """So many steps in a row, this one the last, had a norm that was not finite, and left the weights as they were; 0 after one that did not."""
 
 
 class TrainingBackend(Protocol):
@@ -71,8 +75,11 @@ class TrainingBackend(Protocol):
         """A fresh optimizer and schedule; `total_steps` optimizer steps end the schedule."""
         ...
 
-    def score(self, batch: Batch, temperature: float) -> TokenScores:
-        """Log-prob and entropy of the response tokens. Reads input_ids, attention_mask and response_mask [B, T]. Head `policy`."""
+    def score(self, batch: Batch, temperature: float, measures: Sequence[Measure] = ()) -> TokenScores:
+        """Log-prob of the response tokens, and measures of what they were drawn from, each of which takes time of its own.
+
+        Reads input_ids, attention_mask and response_mask [B, T]. Head `policy`.
+        """
         ...
 
     def values(self, batch: Batch) -> torch.Tensor:

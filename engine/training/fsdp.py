@@ -16,16 +16,12 @@ from engine.batch import Batch
 from engine.config import OptimizerConfig, TrainingConfig
 from engine.control.mesh import Mesh
 from engine.reshard.layout import Sharding, plain_mesh
-from engine.training.backend import Head, OptimizerStep, TokenScores
+from engine.training.backend import Head, Measure, OptimizerStep, TokenScores
 from engine.training.build import build, decoder_layers, read
 from engine.training.lora import adapter_weights, adapters_off, base_name, merged_weights, starting_adapters
 from engine.training.optimizer import adamw, learning_rate
 from engine.training.scoring import ResponseModel, ValueModel
 from engine.training.shards import clip_gradients, device_mesh, load_optimizer_state, local, optimizer_state, take, to_host, whole
-
-
-class NonFiniteGradientError(RuntimeError):
-    """Too many optimizer steps in a row had a gradient norm that was not finite."""
 
 
 class FSDPBackend:
@@ -106,9 +102,10 @@ class FSDPBackend:
         self._total_steps = total_steps
         self._consecutive_skips = 0
 
-    def score(self, batch: Batch, temperature: float) -> TokenScores:
+    def score(self, batch: Batch, temperature: float, measures: Sequence[Measure] = ()) -> TokenScores:
         """See `TrainingBackend`. Position 0 has no log-prob: ValueError where the mask is True there."""
-        return TokenScores(*self._model(*self._inputs(batch), temperature))
+        log_probs, *found = self._model(*self._inputs(batch), temperature, measures)
+        return TokenScores(log_probs, dict(zip(measures, found, strict=True)))
 
     def values(self, batch: Batch) -> torch.Tensor:
         """See `TrainingBackend`. ValueError where the mask is True at position 0, which has no state before it."""
@@ -120,7 +117,7 @@ class FSDPBackend:
         return [batch.tensors[name].to(self._device) for name in ("input_ids", "attention_mask", "response_mask")]
 
     def optimizer_step(self, micro_batches: Sequence[Batch], loss: Callable[[Batch], torch.Tensor]) -> OptimizerStep:
-        """See `TrainingBackend`. Raises `NonFiniteGradientError` after `max_consecutive_skips` skipped steps in a row."""
+        """See `TrainingBackend`. The norm is that of all ranks together, so that all of them skip, or none does."""
         if self._optimizer is None:
             raise RuntimeError("reset_optimizer must be called before the first optimizer step of a stage")
         config = self._optimizer_config
@@ -132,19 +129,13 @@ class FSDPBackend:
             torch.autograd.backward(loss(micro_batch) * self._data_mesh.size())
         gradient_norm = clip_gradients(self._model.parameters(), config.max_gradient_norm)
         rate = learning_rate(config, self._steps_done, self._total_steps)
-        skipped = not math.isfinite(gradient_norm)
         self._steps_done += 1
-        self._consecutive_skips = self._consecutive_skips + 1 if skipped else 0
-        if self._consecutive_skips >= config.max_consecutive_skips:
-            raise NonFiniteGradientError(
-                f"{self._consecutive_skips} optimizer steps in a row had a non-finite gradient norm "
-                f"(optimizer.max_consecutive_skips={config.max_consecutive_skips}). Lower learning_rate or look at the last batch."
-            )
-        if not skipped:
+        self._consecutive_skips = 0 if math.isfinite(gradient_norm) else self._consecutive_skips + 1
+        if self._consecutive_skips == 0:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
             self._optimizer.step()
-        return OptimizerStep(gradient_norm=gradient_norm, learning_rate=rate, skipped=skipped)
+        return OptimizerStep(gradient_norm=gradient_norm, learning_rate=rate, consecutive_skips=self._consecutive_skips)
 
     def full_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         """See `TrainingBackend`. See `merged_weights`."""

@@ -1,6 +1,6 @@
-"""What comes after the decoder: log-probs and entropy, or values, of the response tokens alone."""
+"""What comes after the decoder: log-probs and measures of their distribution, or values, of the response tokens alone."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from engine.training.backend import Measure
 from engine.training.packing import Packing
 
 LOGIT_FACTORS = ("logits_scaling", "logit_scale", "lm_head_multiplier")
@@ -42,7 +43,7 @@ class ResponseModel(nn.Module):
 
 
 class PolicyModel(ResponseModel):
-    """A causal language model as a policy: log-prob and entropy of each response token."""
+    """A causal language model as a policy: log-prob of each response token, and measures of the distribution that it is drawn from."""
 
     def __init__(self, causal: PreTrainedModel, packed: bool, rows_at_once: int) -> None:
         super().__init__(causal, packed)
@@ -51,39 +52,61 @@ class PolicyModel(ResponseModel):
         self.rows_at_once = rows_at_once
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, response_mask: torch.Tensor, temperature: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B, T] each, to log-probs and entropy [B, T] as in `TokenScores`.
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        response_mask: torch.Tensor,
+        temperature: float,
+        measures: Sequence[Measure] = (),
+    ) -> tuple[torch.Tensor, ...]:
+        """[B, T] each, to log-probs and the measures in the order asked for, [B, T] each as in `TokenScores`.
 
         Logits [rows_at_once, V] exist for a part of the response tokens at a time. The backward pass makes them again, part by part.
         """
         hidden, tokens = self.states(input_ids, attention_mask, response_mask)
         if len(tokens) <= self.rows_at_once:
             # Without a response token this still ties the result to the model, so that this rank takes part in the backward pass.
-            log_probs, entropy = self._score(hidden, tokens, temperature)
+            columns = self._score(hidden, tokens, temperature, measures)
         else:
             parts = [
-                checkpoint(self._score, *part, temperature, use_reentrant=False, preserve_rng_state=False)
+                checkpoint(self._score, *part, temperature, measures, use_reentrant=False, preserve_rng_state=False)
                 for part in zip(torch.split(hidden, self.rows_at_once), torch.split(tokens, self.rows_at_once), strict=True)
             ]
-            log_probs, entropy = (torch.cat(column) for column in zip(*parts, strict=True))
-        zeros = torch.zeros(response_mask.shape, dtype=log_probs.dtype, device=log_probs.device)
-        return zeros.masked_scatter(response_mask, log_probs), zeros.masked_scatter(response_mask, entropy)
+            columns = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+        zeros = torch.zeros(response_mask.shape, dtype=columns[0].dtype, device=columns[0].device)
+        return tuple(zeros.masked_scatter(response_mask, column) for column in columns)
 
-    def _score(self, hidden: torch.Tensor, tokens: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    def _score(self, hidden: torch.Tensor, tokens: torch.Tensor, temperature: float, measures: Sequence[Measure]) -> tuple[torch.Tensor, ...]:
         # Few tensors [rows, V] at a time: what is not kept for the backward pass is free before the next one is made.
         log_softmax = F.log_softmax(self._logits(hidden) / temperature, dim=-1)
-        # Before the entropy: a part is made again in the backward pass up to the last tensor that is needed there, which is gather's.
         log_probs = log_softmax.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-        with torch.no_grad():
-            probabilities = log_softmax.exp()
-            entropy = torch.special.entr(probabilities, out=probabilities).sum(-1)
-        return log_probs, entropy
+        return log_probs, *(_MEASURES[measure](log_softmax, temperature) for measure in measures)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.causal.get_output_embeddings()(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+
+def _entropy(log_softmax: torch.Tensor, temperature: float) -> torch.Tensor:
+    # -sum_v p_v log p_v, summed without a tensor of the products. Its gradient is finite wherever log p is; that of `entr` is NaN at p = 0.
+    return -torch.einsum("rv,rv->r", log_softmax.exp(), log_softmax)
+
+
+def _entropy_temperature_1(log_softmax: torch.Tensor, temperature: float) -> torch.Tensor:
+    # The softmax does not see that temperature x log_softmax differs from the logits, row by row, by a constant.
+    return _entropy(F.log_softmax(temperature * log_softmax, dim=-1), 1.0)
+
+
+def _squared_probabilities(log_softmax: torch.Tensor, temperature: float) -> torch.Tensor:
+    return (2 * log_softmax).exp().sum(-1)
+
+
+_MEASURES: Mapping[Measure, Callable[[torch.Tensor, float], torch.Tensor]] = {
+    "entropy": _entropy,
+    "entropy_temperature_1": _entropy_temperature_1,
+    "squared_probabilities": _squared_probabilities,
+}
 
 
 class ValueModel(ResponseModel):

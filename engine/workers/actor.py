@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
+import torch.distributed as dist
 from transformers import AutoConfig, AutoTokenizer
 
 from engine.algorithms import off_policy
 from engine.algorithms.aggregation import Denominators, aggregate
+from engine.algorithms.coefficients import Coefficients, Observed
+from engine.algorithms.kl import kl
 from engine.algorithms.policy_loss import policy_loss
 from engine.algorithms.rollout_agreement import rollout_agreement
 from engine.algorithms.step import measure, step_advantages
@@ -23,7 +25,7 @@ from engine.control.dispatch import ALL, DATA_PARALLEL, METRICS, RANK_ZERO, regi
 from engine.control.mesh import Mesh
 from engine.control.worker_group import Outlet
 from engine.export import save_checkpoint
-from engine.metrics import Mean, Statistics, Sum
+from engine.metrics import Maximum, Mean, Statistics, Sum
 from engine.reshard.build import best_sharding
 from engine.reshard.checkpoint import checkpoint_of
 from engine.reshard.held import boxes_of, held_slices
@@ -35,8 +37,10 @@ from engine.reshard.synchronise import Synchroniser, gathered
 from engine.rollout.backend import Request, Response, RolloutBackend
 from engine.rollout.plan import SamplePlan
 from engine.rollout.registry import BACKENDS
+from engine.training.backend import Measure
 from engine.training.lora import export_adapter
 from engine.workers.base import TRAIN, StageConfig, TrainedWorker
+from engine.workers.columns import conversations, in_order, token_tensors
 from engine.workers.reward import Finished
 
 ROLLOUT = "rollout"
@@ -68,6 +72,7 @@ class HybridActor(TrainedWorker):
         self._phase = Phase.STALE
         self._weight_version = 0
         self._finished: Outlet | None = None
+        self._coefficients = Coefficients()
 
     def sharding(self) -> Sharding | None:
         """The rollout engine is made first, and asked what it needs: shards that lie inside of it need not travel."""
@@ -117,6 +122,12 @@ class HybridActor(TrainedWorker):
         self._stage = config
         updates = config.updates_per_step if isinstance(config, RLStageConfig) else 1
         self.start_optimizer(config.training.optimizer, config.steps * updates)
+        self._coefficients = Coefficients.first(config.algorithm) if isinstance(config, RLStageConfig) else Coefficients()
+
+    @register(ALL)
+    def restart_optimizer(self, steps: int) -> None:
+        """Within an RL stage: a fresh optimizer, with warm-up and schedule over the `steps` that are left."""
+        self.start_optimizer(self._rl_stage.training.optimizer, steps * self._rl_stage.updates_per_step)
 
     @register(ALL)
     def load_rows(self, rows: Sequence[tuple[list[int], list[bool]]]) -> None:
@@ -152,8 +163,8 @@ class HybridActor(TrainedWorker):
             if outlet is not None and time.monotonic() - told >= SECONDS_BETWEEN_TELLINGS:
                 outlet.tell(untold, plan.total)
                 untold, told = {}, time.monotonic()
-        responses = _in_order(drawn, len(requests), self.config.rollout.backend)
-        tensors = _token_tensors([list(request.prompt_tokens) for request in requests], responses)
+        responses = in_order(drawn, len(requests), self.config.rollout.backend)
+        tensors = token_tensors([list(request.prompt_tokens) for request in requests], responses)
         columns = {
             "prompt": torch.tensor([position for position, _ in places], dtype=torch.int64),
             "sample": torch.tensor([number for _, number in places], dtype=torch.int64),
@@ -170,12 +181,16 @@ class HybridActor(TrainedWorker):
 
     @register(DATA_PARALLEL, mesh=TRAIN)
     def log_prob(self, rollout: Batch) -> Batch:
-        """The trainer's log-probs of the response tokens, as the tensors old_log_probs and old_entropy [B, T]."""
+        """The trainer's log-probs of the response tokens, and their entropy, as the tensors old_log_probs and old_entropy [B, T].
+
+        At another temperature than 1 also old_entropy_temperature_1 [B, T].
+        """
         stage = self._rl_stage
+        measures: list[Measure] = ["entropy"] if stage.sampling.temperature == 1 else ["entropy", "entropy_temperature_1"]
 
         def compute(part: Batch) -> dict[str, torch.Tensor]:
-            scores = self.training.score(part, stage.sampling.temperature)
-            return {"old_log_probs": scores.log_probs, "old_entropy": scores.entropy}
+            scores = self.training.score(part, stage.sampling.temperature, measures)
+            return {"old_log_probs": scores.log_probs, **{f"old_{name}": column for name, column in scores.measures.items()}}
 
         return self.over_rows(rollout, stage.training.max_tokens_per_micro_batch, compute)
 
@@ -188,16 +203,18 @@ class HybridActor(TrainedWorker):
     @register(METRICS, mesh=TRAIN)
     def agreement(self, batch: Batch) -> Statistics:
         """How far trainer and rollout are apart on the tokens that the rollout drew, and the policy's entropy."""
-        mask, old = batch.tensors["response_mask"], batch.tensors["old_entropy"]
+        mask = batch.tensors["response_mask"]
         statistics = rollout_agreement(batch.tensors["old_log_probs"], batch.tensors["rollout_log_probs"], mask)
-        statistics.add("policy/entropy", Mean(float(old[mask].double().sum()), int(mask.sum())))
+        for name in ("entropy", "entropy_temperature_1"):
+            if (column := batch.tensors.get(f"old_{name}")) is not None:
+                statistics.add(f"policy/{name}", Mean(float(column[mask].double().sum()), int(mask.sum())))
         return statistics
 
     @register(RANK_ZERO)
     def advantage(self, batch: Batch, step: int) -> Batch:
         """Advantages [B, T] over the whole step, returns [B, T] where a critic is trained on them, and the tokens that the loss selects."""
         stage, parts = self._rl_stage, self.meshes()[TRAIN].parts
-        return step_advantages(batch, stage.algorithm, parts, stage.updates_per_step, (self.config.seed, step))
+        return step_advantages(batch, stage.algorithm, parts, stage.updates_per_step, (self.config.seed, step), self._coefficients.kl)
 
     @register(RANK_ZERO)
     def measure(self, batch: Batch) -> Statistics:
@@ -208,8 +225,8 @@ class HybridActor(TrainedWorker):
     def update(self, batch: Batch) -> Statistics:
         """`updates_per_step` optimizer steps on the policy loss, one for each contiguous part of this rank's rows.
 
-        Reads the rollout's token columns, old_log_probs, advantages, reference_log_probs where the loss has a KL term, selected where it
-        treats some tokens differently, and loss_mask where not all that was drawn is learnt from.
+        Reads the rollout's token columns, old_log_probs, advantages, reference_log_probs where there is a KL penalty, old_entropy where there is a
+        bonus, selected where the loss treats some tokens differently, and loss_mask where not all that was drawn is learnt from.
         """
         self._phase = Phase.STALE
         stage, correction = self._rl_stage, self._rl_stage.algorithm.off_policy
@@ -219,15 +236,23 @@ class HybridActor(TrainedWorker):
             # Of all that was drawn: a response is as likely as its tokens together, those that are not learnt from included.
             old, rollout, mask = (batch.tensors[name] for name in ("old_log_probs", "rollout_log_probs", "response_mask"))
             columns = columns.with_tensors(off_policy_weights=off_policy.weights(old, rollout, mask, correction.weights))
-        return self.updates(columns, stage, self._policy_loss)
+        observed = self._observed(batch, columns.tensors["response_mask"])
+        coefficients = self._coefficients.in_force(stage.algorithm, observed)
+        statistics = self.updates(columns, stage, partial(self._policy_loss, coefficients=coefficients))
+        for name, term in (("kl", stage.algorithm.kl), ("entropy", stage.algorithm.entropy)):
+            if term is not None:
+                statistics.add(f"policy/{name}_coefficient", Maximum(getattr(coefficients, name)))
+        self._coefficients = self._coefficients.after(stage.algorithm, observed)
+        return statistics
 
     @register(METRICS, mesh=TRAIN)
     def update_sft(self, chosen: list[int]) -> Statistics:
         """One optimizer step on the mean negative log-likelihood of what the chosen conversations have to teach."""
         self._phase = Phase.STALE
-        batch, statistics = _conversations([self._rows[row] for row in chosen]), Statistics()
+        batch, statistics = conversations([self._rows[row] for row in chosen]), Statistics()
         term = partial(self._likelihood_loss, denominators=self.denominators(batch), statistics=statistics)
-        self.optimizer_step(batch, self._stage.training.max_tokens_per_micro_batch, term, statistics)
+        taken = self.optimizer_step(batch, self._stage.training.max_tokens_per_micro_batch, term, statistics)
+        statistics.add("policy/skipped_updates", Maximum(float(not taken)))
         statistics.add("sft/tokens", Sum(float(batch.tensors["attention_mask"].sum())))
         return statistics
 
@@ -262,7 +287,7 @@ class HybridActor(TrainedWorker):
             bound = max(bound, SIXTEEN_BIT_TOLERANCE)
         prompt = torch.randint(len(self._tokenizer), (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0)).tolist()
         ((_, response),) = self._rollout.stream([Request(prompt, seed=0, sampling=None, max_tokens=PROBE_TOKENS)])
-        probe = Batch(_token_tensors([prompt], [response]))
+        probe = Batch(token_tensors([prompt], [response]))
         with torch.no_grad():
             scores = self.training.score(probe, temperature=1.0)
         found = rollout_agreement(scores.log_probs.cpu(), probe.tensors["rollout_log_probs"], probe.tensors["response_mask"]).result()
@@ -288,8 +313,8 @@ class HybridActor(TrainedWorker):
             export_adapter(directory, weights, self.config.training.lora, str(self.model_directory))
 
     def own_state(self) -> dict[str, Any]:
-        """The weight version."""
-        return {"weight_version": self._weight_version}
+        """The weight version, and the coefficients that controllers move."""
+        return {"weight_version": self._weight_version, "coefficients": self._coefficients}
 
     def take_own_state(self, state: dict[str, Any]) -> None:
         """The rollout engine waits for `synchronise`, which gives it these weights as the version that they were."""
@@ -297,6 +322,7 @@ class HybridActor(TrainedWorker):
         if self._synchroniser is not None:
             self._synchroniser.forget()
         self._weight_version = state["weight_version"] - 1
+        self._coefficients = state["coefficients"]
 
     @property
     def _rl_stage(self) -> RLStageConfig:
@@ -326,10 +352,22 @@ class HybridActor(TrainedWorker):
             return torch.cuda.max_memory_allocated() / 2**30
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
-    def _policy_loss(self, batch: Batch, denominators: Denominators, statistics: Statistics) -> torch.Tensor:
+    def _observed(self, batch: Batch, mask: torch.Tensor) -> Observed:
+        """Of the step's rows of all ranks. A collective."""
+        columns, penalty = batch.tensors, self._rl_stage.algorithm.kl
+        nothing = torch.zeros(mask.shape)
+        distance = kl(penalty.estimator, columns["old_log_probs"], columns["reference_log_probs"], mask) if penalty else nothing
+        entropy = torch.where(mask, columns["old_entropy"], 0) if self._rl_stage.algorithm.entropy else nothing
+        sums = torch.stack([distance.double().sum(), entropy.double().sum(), mask.sum().double(), mask.any(dim=1).sum().double()])
+        dist.all_reduce(sums, group=self.training.data_group)
+        kl_total, entropy_total, tokens, samples = sums.tolist()
+        return Observed(kl=kl_total / max(1, tokens), entropy=entropy_total / max(1, tokens), samples=int(samples))
+
+    def _policy_loss(self, batch: Batch, denominators: Denominators, statistics: Statistics, coefficients: Coefficients) -> torch.Tensor:
         stage, columns = self._rl_stage, {name: tensor.to(self.device) for name, tensor in batch.tensors.items()}
-        log_probs = self.training.score(batch, stage.sampling.temperature).log_probs
-        value, found = policy_loss(columns, log_probs, stage.algorithm, denominators)
+        measures: list[Measure] = ["entropy"] if coefficients.entropy else []
+        scores = self.training.score(batch, stage.sampling.temperature, measures)
+        value, found = policy_loss(columns, scores.log_probs, scores.measures.get("entropy"), stage.algorithm, coefficients, denominators)
         statistics.update(found)
         return value
 
@@ -338,48 +376,3 @@ class HybridActor(TrainedWorker):
         value = aggregate(-self.training.score(batch, 1.0).log_probs, mask, denominators, "token_mean", None)
         statistics.add("sft/loss", Sum(float(value.detach())))
         return value
-
-
-def _in_order(drawn: Mapping[int, Response], requests: int, backend: str) -> list[Response]:
-    """The response to each request. ValueError names the rollout backend where one is missing, or is not what a response is."""
-    if missing := [position for position in range(requests) if position not in drawn]:
-        raise ValueError(f"rollout.backend={backend} gave no response to {len(missing)} of {requests} requests, such as number {missing[0]}")
-    responses = [drawn[position] for position in range(requests)]
-    for position, response in enumerate(responses):
-        if len(response.tokens) != len(response.log_probs):
-            counts = f"{len(response.tokens)} tokens and {len(response.log_probs)} log-probs"
-            raise ValueError(f"rollout.backend={backend} gave request {position} {counts}; every token needs its own")
-    return responses
-
-
-def _token_tensors(prompts: Sequence[list[int]], responses: Sequence[Response]) -> dict[str, torch.Tensor]:
-    """Token columns [B, T] of prompts and what was drawn to them."""
-    rows = [torch.tensor([*prompt, *response.tokens]) for prompt, response in zip(prompts, responses, strict=True)]
-    log_probs = [torch.tensor([0.0] * len(prompt) + response.log_probs) for prompt, response in zip(prompts, responses, strict=True)]
-    input_ids = _padded(rows, torch.int64)
-    position = torch.arange(input_ids.shape[1])
-    attention_mask = position < torch.tensor([len(row) for row in rows]).unsqueeze(1)
-    return {
-        "input_ids": input_ids,
-        "attention_mask": attention_mask,
-        "response_mask": attention_mask & (position >= torch.tensor([len(prompt) for prompt in prompts]).unsqueeze(1)),
-        "rollout_log_probs": _padded(log_probs, torch.float32),
-    }
-
-
-def _conversations(rows: Sequence[tuple[list[int], list[bool]]]) -> Batch:
-    """Token columns [B, T] of conversations."""
-    input_ids = _padded([torch.tensor(ids) for ids, _ in rows], torch.int64)
-    lengths = torch.tensor([len(ids) for ids, _ in rows]).unsqueeze(1)
-    return Batch(
-        tensors={
-            "input_ids": input_ids,
-            "attention_mask": torch.arange(input_ids.shape[1]) < lengths,
-            "response_mask": _padded([torch.tensor(mask) for _, mask in rows], torch.bool),
-        },
-    )
-
-
-def _padded(rows: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """[B, T], padded on the right; a rank has no row where there are fewer rows than ranks."""
-    return pad_sequence(rows, batch_first=True) if rows else torch.zeros((0, 0), dtype=dtype)

@@ -149,6 +149,14 @@ class TrainedWorker(Worker):
         self.training.load_state(state["training"])
         self.take_own_state(state["own"])
 
+    @register(DATA_PARALLEL, mesh=TRAIN)
+    def keep_batch(self, batch: Batch, directory: Path) -> list[str]:
+        """Writes this rank's rows into the directory, as a dictionary of columns for `torch.load`. Returns the files."""
+        directory.mkdir(parents=True, exist_ok=True)
+        file = directory / f"rank_{self.rank}.pt"
+        torch.save({**batch.tensors, **batch.objects}, file)
+        return [str(file)]
+
     def own_state(self) -> dict[str, Any]:
         """What the role's calls depend on beyond the training backend."""
         return {}
@@ -196,12 +204,13 @@ class TrainedWorker(Worker):
         dist.all_reduce(total, group=self.training.data_group)
         return Denominators(tokens=int(total[0]), sequences=int(total[1]))
 
-    def optimizer_step(self, batch: Batch, max_tokens: int, term: Callable[[Batch], torch.Tensor], statistics: Statistics) -> None:
-        """One update by the sum of `term` over all passes of all ranks. A collective."""
+    def optimizer_step(self, batch: Batch, max_tokens: int, term: Callable[[Batch], torch.Tensor], statistics: Statistics) -> bool:
+        """One update by the sum of `term` over all passes of all ranks; False where it was skipped. A collective."""
         done = self.training.optimizer_step(self.passes(batch, max_tokens), term)
         statistics.add(f"{self.prefix}/gradient_norm", Maximum(done.gradient_norm))
         statistics.add(f"{self.prefix}/learning_rate", Maximum(done.learning_rate))
-        statistics.add(f"{self.prefix}/skipped_steps", Maximum(float(done.skipped)))
+        statistics.add(f"{self.prefix}/consecutive_skips", Maximum(float(done.consecutive_skips)))
+        return done.consecutive_skips == 0
 
     def updates(self, columns: Batch, stage: RLStageConfig, share: Callable[..., torch.Tensor]) -> Statistics:
         """`updates_per_step` optimizer steps, one for each contiguous part of this rank's rows. A collective.
@@ -209,10 +218,11 @@ class TrainedWorker(Worker):
         `share(pass, denominators=, statistics=)` gives a pass's share of the loss of its optimizer step, and adds it to the statistics as
         `PREFIX/loss`.
         """
-        statistics, loss = Statistics(), f"{self.prefix}/loss"
+        statistics, loss, skipped = Statistics(), f"{self.prefix}/loss", 0
         for mini_batch in columns.chunk(stage.updates_per_step):
             term = partial(share, denominators=self.denominators(mini_batch), statistics=statistics)
-            self.optimizer_step(mini_batch, stage.training.max_tokens_per_micro_batch, term, statistics)
+            skipped += not self.optimizer_step(mini_batch, stage.training.max_tokens_per_micro_batch, term, statistics)
+        statistics.add(f"{self.prefix}/skipped_updates", Maximum(float(skipped)))  # All ranks skip the same ones.
         # Every share of the loss carried the denominators of its own optimizer step.
         statistics.entries[loss] = Sum(statistics.result()[loss] / stage.updates_per_step)
         return statistics

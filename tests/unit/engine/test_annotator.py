@@ -9,8 +9,8 @@ import torch
 from engine.batch import Batch
 from engine.config import AnnotatorConfig, EngineConfig
 from engine.rollout.backend import Response
-from engine.workers.actor import _in_order
 from engine.workers.base import Annotator
+from engine.workers.columns import in_order
 
 ROLLOUT = Batch({"input_ids": torch.zeros(4, 6, dtype=torch.int64), "prompt": torch.arange(4)})
 
@@ -53,9 +53,9 @@ def test_columns_that_do_not_fit_name_the_annotator(given: Any, weight: float, t
 def test_a_rollout_backend_that_leaves_something_out_is_named() -> None:
     one, other = Response([5, 1], [-0.1, -0.2], True), Response([7], [-0.3], False)
     # Mutation: the order in which they came.
-    assert _in_order({1: other, 0: one}, 2, "vllm") == [one, other]
+    assert in_order({1: other, 0: one}, 2, "vllm") == [one, other]
     # Mutations: leave either check out: a KeyError, and columns that differ in width for no visible reason.
     with pytest.raises(ValueError, match=r"rollout\.backend=my_rollout:Mine gave no response to 2 of 3 requests, such as number 1"):
-        _in_order({0: one}, 3, "my_rollout:Mine")
+        in_order({0: one}, 3, "my_rollout:Mine")
     with pytest.raises(ValueError, match=r"rollout\.backend=my_rollout:Mine gave request 1 3 tokens and 2 log-probs"):
-        _in_order({0: one, 1: Response([1, 2, 3], [0.0, 0.0], True)}, 2, "my_rollout:Mine")
+        in_order({0: one, 1: Response([1, 2, 3], [0.0, 0.0], True)}, 2, "my_rollout:Mine")

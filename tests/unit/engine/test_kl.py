@@ -8,6 +8,7 @@ import torch
 from engine.algorithms import kl as kl_module
 from engine.algorithms.kl import kl
 from engine.algorithms.rollout_agreement import rollout_agreement
+from engine.config import KLConfig
 from engine.metrics import merge
 
 ONE = torch.ones(1, 1, dtype=torch.bool)
@@ -28,6 +29,11 @@ ONE = torch.ones(1, 1, dtype=torch.bool)
         ("k2", 30.0, 200.0),
         ("k3", 30.0, 10.0),  # 19 before its own clamp
         ("k3", -30.0, 10.0),
+        # The value is the base's. Mutation: that of k2, 0.125 and 450.
+        ("k1_k2grad", -0.5, -0.5),
+        ("abs_k2grad", -0.5, 0.5),
+        ("k3_k2grad", 0.5, 0.1065307),
+        ("k3_k2grad", 30.0, 10.0),
     ],
 )
 def test_golden_values(kind: str, difference: float, value: float) -> None:
@@ -62,6 +68,12 @@ def test_estimators_agree_in_expectation_on_a_close_pair(kind: str) -> None:
         ("k3", -0.5, -0.6487213),  # 1 - exp(0.5)
         ("k3", -3.0, 0.0),  # exp(3) - 3 - 1 = 16.1 stands above the clamp
         ("abs", 21.0, 0.0),
+        # d k2 / d log_probs = d, whatever the base. Mutation: leave the base's gradient in: 1.5, -1.5, 0.8934693.
+        ("k1_k2grad", 0.5, 0.5),
+        ("abs_k2grad", -0.5, -0.5),
+        ("k3_k2grad", 0.5, 0.5),
+        ("k3_k2grad", -3.0, -3.0),  # k3's clamp cuts its value, not k2's gradient.
+        ("k1_k2grad", 21.0, 0.0),
     ],
 )
 def test_gradients_as_a_loss_term(kind: str, difference: float, gradient: float) -> None:
@@ -70,6 +82,19 @@ def test_gradients_as_a_loss_term(kind: str, difference: float, gradient: float)
     kl(kind, log_probs, torch.tensor([[-1.0]], dtype=torch.float64), ONE).sum().backward()
     assert log_probs.grad is not None
     assert log_probs.grad.item() == pytest.approx(gradient, abs=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["k2", "k1_k2grad", "abs_k2grad", "k3_k2grad"])
+def test_k2_has_the_gradient_of_the_divergence(kind: str) -> None:
+    # Over the policy's own samples, the mean of d k2 = d log pi . log(pi / ref) is the gradient of KL(pi || ref) by the logits, exactly.
+    # Mutation: k1 or k3 without `_k2grad`: the mean of k1's gradient is 0.
+    logits = torch.tensor([0.3, -0.4, 0.9], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.6, 0.1, 0.3], dtype=torch.float64).log()
+    log_policy = logits.log_softmax(0)
+    (exact,) = torch.autograd.grad((log_policy.exp() * (log_policy - reference)).sum(), logits, retain_graph=True)
+    drawn = kl(kind, log_policy[None], reference[None], torch.ones(1, 3, dtype=torch.bool))[0]
+    (estimate,) = torch.autograd.grad((log_policy.detach().exp() * drawn).sum(), logits)
+    torch.testing.assert_close(estimate, exact, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("kind", kl_module.names())
@@ -86,8 +111,8 @@ def test_masked_positions_are_zero_and_have_no_gradient(kind: str, poison: float
 
 
 def test_unknown_kind() -> None:
-    assert kl_module.names() == ["abs", "k1", "k2", "k3"]
-    with pytest.raises(ValueError, match=r"'k4'\. There are: abs, k1, k2, k3"):
+    assert kl_module.names() == sorted(KLConfig.model_fields["estimator"].annotation.__args__)  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"'k4'\. There are: abs, abs_k2grad, k1, k1_k2grad, k2, k3, k3_k2grad"):
         kl("k4", torch.zeros(1, 1), torch.zeros(1, 1), ONE)
 
 

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from engine.training import scoring
 from engine.training.attention import check_packable, use_packed_attention
+from engine.training.backend import Measure
 from engine.training.packing import Packing
 from engine.training.scoring import PolicyModel, ValueModel
 from engine.training.tensor_parallel import check_divisible
@@ -82,16 +84,40 @@ def test_log_probs_and_gradients_are_those_of_transformers(family: str, packed: 
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     (expected * weights).sum().backward()
     model = PolicyModel(causal(packed, family, **settings), packed, rows_at_once=1000)
-    log_probs, entropy = model(*batch, TEMPERATURE)
+    (log_probs,) = model(*batch, TEMPERATURE)
     (log_probs * weights).sum().backward()
     torch.testing.assert_close(log_probs, expected, rtol=0, atol=1e-6)  # The norms compute in float32.
     for (name, mine), theirs in zip(model.causal.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-5, atol=1e-5, msg=name)
-    with torch.no_grad():
-        logits = plain(input_ids=batch[0], attention_mask=batch[1].long()).logits[:, :-1] / TEMPERATURE
-        spread = F.pad(torch.distributions.Categorical(logits=logits).entropy(), (1, 0)) * batch[2]
-    torch.testing.assert_close(entropy, spread, rtol=0, atol=1e-6)
-    assert not entropy.requires_grad
+
+
+MEASURES: list[Measure] = ["entropy", "entropy_temperature_1", "squared_probabilities"]
+
+
+# Mutations: the entropy at temperature 1 from log_softmax / temperature, or from log_softmax as it is; p instead of p^2; measures in another
+# order; `torch.special.entr`, whose gradient is NaN where a probability is 0 (the last row of weights below).
+@pytest.mark.parametrize("rows_at_once", [4, 1000])
+def test_measures_and_their_gradients_are_those_of_plain_autograd(rows_at_once: int) -> None:
+    batch = rows()
+    weights = torch.randn(3, *batch[2].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    plain, model = causal(False), PolicyModel(causal(True), True, rows_at_once)
+    for network in (plain, model.causal):
+        network.lm_head.weight.data[-1] = -1e4  # So that some probabilities are 0, others 1.
+        network.lm_head.weight.data[-1, 0] = 1e4
+    raw = plain(input_ids=batch[0], attention_mask=batch[1].long()).logits[:, :-1]
+    warm = (raw / TEMPERATURE).log_softmax(-1)
+    cold = raw.log_softmax(-1)
+    expected = [-(warm.exp() * warm).sum(-1), -(cold.exp() * cold).sum(-1), warm.exp().square().sum(-1)]
+    expected = [F.pad(column, (1, 0)) * batch[2] for column in expected]
+    _, *found = model(*batch, TEMPERATURE, MEASURES)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+    sum((column * weight).sum() for column, weight in zip(found, weights, strict=True)).backward()
+    sum((column * weight).sum() for column, weight in zip(expected, weights, strict=True)).backward()
+    for (name, mine), theirs in zip(model.causal.named_parameters(), plain.parameters(), strict=True):
+        assert mine.grad is not None
+        assert mine.grad.isfinite().all(), name
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-5, atol=1e-5, msg=name)
 
 
 @given(sample=st.integers(0, len(LENGTHS) - 1), seed=st.integers(1, 5))
@@ -101,9 +127,9 @@ def test_samples_do_not_see_each_other(sample: int, seed: int) -> None:
     model = PolicyModel(causal(True), True, rows_at_once=1000)
     ids, attention, response = rows()
     with torch.no_grad():
-        before, _ = model(ids, attention, response, 1.0)
+        (before,) = model(ids, attention, response, 1.0)
         ids[sample] = rows(seed=seed)[0][sample]
-        after, _ = model(ids, attention, response, 1.0)
+        (after,) = model(ids, attention, response, 1.0)
     others = [row for row in range(len(LENGTHS)) if row != sample]
     assert torch.equal(before[others], after[others])
     if LENGTHS[sample] > 2:
@@ -117,9 +143,9 @@ def test_parts_of_the_logits_give_the_same(rows_at_once: int) -> None:
     results = []
     for at_once in (10_000, rows_at_once):
         model = PolicyModel(causal(True), True, at_once)
-        log_probs, entropy = model(*batch, TEMPERATURE)
-        log_probs.square().sum().backward()
-        results.append([log_probs, entropy, *(parameter.grad for parameter in model.parameters())])
+        log_probs, *measures = model(*batch, TEMPERATURE, MEASURES)
+        (log_probs.square().sum() + measures[0].square().sum()).backward()
+        results.append([log_probs, *measures, *(parameter.grad for parameter in model.parameters())])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
@@ -140,24 +166,26 @@ def test_logits_of_all_tokens_never_exist() -> None:
 
     model.causal.get_output_embeddings().register_forward_hook(see)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(*rows(), 1.0)
+        model(*rows(), 1.0, ["entropy"])
     assert largest == 3
     assert kept == 0
 
 
-def test_the_backward_pass_does_not_make_the_entropy_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Mutation: pick the log-probs after the entropy: parts are made again to their end.
-    entr, made = torch.special.entr, 0
+def test_what_is_not_asked_for_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Mutation: the entropy in every pass, as an update without a bonus has no use for it.
+    made = 0
 
-    def count(probabilities: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def count(log_softmax: torch.Tensor, temperature: float) -> torch.Tensor:
         nonlocal made
         made += 1
-        return entr(probabilities, out=out)
+        return log_softmax.sum(-1)
 
-    monkeypatch.setattr(torch.special, "entr", count)
+    monkeypatch.setattr(scoring, "_MEASURES", dict.fromkeys(MEASURES, count))
     ids, attention, response = rows()
-    log_probs, _ = PolicyModel(causal(True), True, rows_at_once=3)(ids, attention, response, 1.0)
-    log_probs.sum().backward()
+    model = PolicyModel(causal(True), True, rows_at_once=3)
+    model(ids, attention, response, 1.0)[0].sum().backward()
+    assert made == 0
+    model(ids, attention, response, 1.0, ["entropy"])
     assert made == -(-int(response.sum()) // 3)
 
 
@@ -167,7 +195,8 @@ def test_a_pass_without_response_tokens_reaches_every_parameter(packed: bool) ->
     for mask in (torch.ones(1, 1, dtype=torch.bool), torch.zeros(1, 1, dtype=torch.bool)):
         ids, none = torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.bool)
         policy = PolicyModel(causal(packed), packed, rows_at_once=3)
-        policy(ids, mask, none, 1.0)[0].sum().backward()
+        log_probs, entropy = policy(ids, mask, none, 1.0, ["entropy"])
+        (log_probs.sum() - entropy.sum()).backward()
         value = ValueModel(causal(packed), packed)
         value(ids, mask, none).sum().backward()
         for model in (policy, value):

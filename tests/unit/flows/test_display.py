@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from engine.events import EvaluationProgressed, StageFinished, StageStarted, StepFinished
+from engine.events import EvaluationProgressed, StageFinished, StageStarted, StepFinished, UpdatesSkipped
 from flows.display import Display, duration
 from tasks.progress import Notice, PhaseFinished, PhaseStarted
 
@@ -137,6 +137,15 @@ def test_notices_do_not_wait_for_a_picture_that_waits_for_them() -> None:
         for number in range(300):
             display.show(Notice(text=f"notice {number}"))
     assert "notice 299" in output.getvalue()
+
+
+def test_skipped_updates_are_told_with_the_place_of_their_batch() -> None:
+    # Mutation: leave the event to the phases' lines, which know nothing of it.
+    display, _, output = make(300, terminal=False)
+    with display:
+        display.show(UpdatesSkipped(stage="rl", step=7, trained="policy", updates=1, directory="runs/r/skipped"))
+    expected = "rl, step 7: 1 update of the policy skipped, the gradient was not finite; the batch is kept in runs/r/skipped"
+    assert expected in output.getvalue().splitlines()
 
 
 def test_without_a_terminal_every_tenth_part_is_a_line() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.events import EvaluationProgressed, SamplesGenerated, StageFinished, StageStarted, StepFinished, WeightsSynchronised
+from engine.events import EvaluationProgressed, SamplesGenerated, StageFinished, StageStarted, StepFinished, UpdatesSkipped, WeightsSynchronised
 from engine.reshard.ledger import Ledger
 from engine.statistics import Interval
 from tasks import journal
@@ -24,6 +24,7 @@ EVENTS = [
     EvaluationFinished(label="base", stage=None, trained_steps=0, accuracy=ACCURACY, seconds=1.5, tokens=7, rows=[ROW]),
     StageStarted(stage="rl", kind="rl", steps=2),
     StepFinished(stage="rl", step=1, metrics={"reward/mean": 0.1, "policy/loss": math.inf}),
+    UpdatesSkipped(stage="rl", step=1, trained="policy", updates=2, directory="skipped/rl/step_000001/policy"),
     SamplesGenerated(stage="rl", step=1, rows=[ROW]),
     WeightsSynchronised(stage="rl", step=1, version=2, ranks=[Ledger(bytes_received=10, seconds=0.1), Ledger()]),
     EvaluationProgressed(label="rl", done=1, total=2),

@@ -91,6 +91,13 @@ def test_a_batch_is_taken_exactly_if_it_divides_and_a_suggested_one_is(ranks: in
         ({"stages": {"sft": sft(rows_per_step=97)}}, "stages.sft.rows_per_step"),
         ({"data": {"train_file": "a.parquet"}}, "data.sft_file"),
         ({"evaluation_reward": {"shuffle": True}}, "evaluation_reward.shuffle"),
+        (
+            {
+                "stages": {"rl": rl(algorithm={"kl": {"coefficient": 0.1, "reset_reference_every_steps": 5}})},
+                "training": {"lora": {}},
+            },
+            "stages.rl.algorithm.kl.reset_reference_every_steps",
+        ),
         ({"resources": {"roles": {"critics": "main"}}}, "resources.roles.critics"),
         ({"annotators": {"critic": {"worker": "reward_model"}}}, "annotators.critic"),
         ({"rollout": {"tensor_parallel_ranks": 3}}, "rollout.tensor_parallel_ranks"),
