@@ -217,6 +217,36 @@ def heed_the_temperature_again(actor: Any) -> None:
     del actor.training.score
 
 
+def disagree(actor: Any, nats: float, every: int) -> None:
+    """Of every so many responses the rollout reports log-probs that are too low by so much; 0 mends it."""
+    actor._rollout.__dict__.pop("stream", None)
+    if not nats:
+        return
+    stream = actor._rollout.stream
+
+    def misreport(requests: Any) -> Iterator[tuple[int, Any]]:
+        for position, response in stream(requests):
+            low = position % every == 0
+            yield position, replace(response, log_probs=[value - nats for value in response.log_probs]) if low else response
+
+    actor._rollout.stream = misreport
+
+
+def lose_the_loss(actor: Any, rank: int) -> None:
+    """From now on one rank's share of the policy's loss is no number."""
+    share = type(actor)._policy_loss
+    if actor.rank == rank:
+        actor._policy_loss = lambda *arguments, **named: share(actor, *arguments, **named) * float("nan")
+
+
+def find_the_loss_again(actor: Any) -> None:
+    actor.__dict__.pop("_policy_loss", None)
+
+
+def coefficients(actor: Any) -> Any:
+    return actor.own_state()["coefficients"]
+
+
 def tell_at_once(actor: Any) -> None:
     """Every sample as soon as it is finished: a toy's whole rollout takes less time than lies between two tellings."""
     import engine.workers.actor
