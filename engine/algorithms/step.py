@@ -50,15 +50,11 @@ def step_advantages(
     """
     columns = batch.tensors
     mask = _learnt(columns, config)
-    token_rewards = None
-    if config.kl is not None and config.kl.place == "reward":
-        distance = kl(config.kl.estimator, columns["old_log_probs"], columns["reference_log_probs"], mask)
-        token_rewards = -(config.kl.coefficient if kl_coefficient is None else kl_coefficient) * distance
     inputs = AdvantageInputs(
         rewards=columns["reward"],
         group=columns["prompt"],
         mask=mask,
-        token_rewards=token_rewards,
+        token_rewards=_penalties(columns, mask, config, kl_coefficient),
         values=columns.get("values"),
         greedy_rewards=columns.get("greedy_reward"),
         old_log_probs=columns.get("old_log_probs"),
@@ -83,6 +79,14 @@ def step_advantages(
     if config.loss.name in SELECTIONS.names():
         made["selected"] = _selected(columns, mask, made["advantages"], config.loss, seed)
     return Batch(tensors=made)
+
+
+def _penalties(columns: Mapping[str, Tensor], mask: Tensor, config: AlgorithmConfig, coefficient: float | None) -> Tensor | None:
+    """-coefficient x distance from the reference [B, T], where the recipe subtracts it from the rewards."""
+    if config.kl is None or config.kl.place != "reward":
+        return None
+    distance = kl(config.kl.estimator, columns["old_log_probs"], columns["reference_log_probs"], mask)
+    return -(config.kl.coefficient if coefficient is None else coefficient) * distance
 
 
 def _learnt(columns: Mapping[str, Tensor], config: AlgorithmConfig) -> Tensor:

@@ -11,7 +11,7 @@ from engine.algorithms import step
 from engine.algorithms.step import policy_terms, step_advantages
 from engine.algorithms.types import AdvantageInputs, Advantages, LossInputs, LossTerms
 from engine.batch import Batch
-from engine.config import AlgorithmConfig, CriticConfig, OptimizerConfig, OwnAdvantageConfig, OwnLossConfig
+from engine.config import AlgorithmConfig, CriticConfig, KLConfig, OptimizerConfig, OwnAdvantageConfig, OwnLossConfig
 from engine.training.balance import balanced_order
 
 MASK = torch.tensor([[False, True, True], [False, True, False], [False, False, False], [False, True, True]])
@@ -22,10 +22,14 @@ ESTIMATOR, LOSS = "my_estimator:mine", "my_loss:mine"
 def estimate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Batch]:
     """The advantages of a small step by an estimator of one's own."""
 
-    def run(give: Callable[[AdvantageInputs], Any], critic: CriticConfig | None = None) -> Batch:
+    def run(
+        give: Callable[[AdvantageInputs], Any], critic: CriticConfig | None = None, kl: KLConfig | None = None, kl_coefficient: float | None = None
+    ) -> Batch:
         monkeypatch.setattr(step.ADVANTAGES, "get", lambda name: lambda inputs, config: give(inputs))
-        batch = Batch({"response_mask": MASK, "prompt": torch.tensor([0, 0, 1, 1]), "reward": torch.tensor([1.0, 0.0, 0.5, 2.0])})
-        return step_advantages(batch, AlgorithmConfig(advantage=OwnAdvantageConfig(estimator=ESTIMATOR), critic=critic))
+        log_probs = {"old_log_probs": torch.full(MASK.shape, -1.0), "reference_log_probs": torch.full(MASK.shape, -3.0)}
+        rewards = {"prompt": torch.tensor([0, 0, 1, 1]), "reward": torch.tensor([1.0, 0.0, 0.5, 2.0])}
+        algorithm = AlgorithmConfig(advantage=OwnAdvantageConfig(estimator=ESTIMATOR), critic=critic, kl=kl)
+        return step_advantages(Batch({"response_mask": MASK, **rewards, **log_probs}), algorithm, kl_coefficient=kl_coefficient)
 
     return run
 
@@ -180,3 +184,17 @@ def test_columns_of_the_step_reach_the_estimator() -> None:
     greedy = step_advantages(batch, AlgorithmConfig(advantage={"estimator": "remax"})).tensors["advantages"]
     assert greedy[:, 0].tolist() == [0.5, -0.5, 2.5, -0.5, 8.5, -0.5, 0.5, 0]
     assert step_advantages(batch, AlgorithmConfig(advantage={"estimator": "optimal_token_baseline"})).tensors["advantages"].any()
+
+
+@pytest.mark.parametrize(("coefficient", "penalty"), [(None, 0.1), (0.3, 0.3)])
+def test_the_penalty_in_the_reward_is_the_one_in_force(estimate: Callable[..., Batch], coefficient: float | None, penalty: float) -> None:
+    # k1 of log-probs that are 2 above the reference's. Mutations: the configured coefficient whatever a controller says; the penalty added.
+    seen: list[torch.Tensor] = []
+
+    def give(inputs: AdvantageInputs) -> Advantages:
+        assert inputs.token_rewards is not None
+        seen.append(inputs.token_rewards)
+        return Advantages(masked(1.0))
+
+    estimate(give, kl=KLConfig(coefficient=0.1, estimator="k1", place="reward"), kl_coefficient=coefficient)
+    torch.testing.assert_close(seen[0], masked(-2 * penalty))
