@@ -182,6 +182,7 @@ def _broken_rules(recipe: RecipeConfig) -> Iterator[Problem]:
     yield from _batches_divide(recipe)
     yield from _tokens_fit(recipe)
     yield from _rejection_acts(recipe)
+    yield from _greedy_answers_are_scored_alike(recipe)
     yield from _reference_can_be_reset(recipe)
     if recipe.data.train_file is not None and recipe.data.sft_file is None:
         for name, stage in recipe.stages.items():
@@ -250,6 +251,15 @@ def _rejection_acts(recipe: RecipeConfig) -> Iterator[Problem]:
                 f"{bound_key}={bound:g} stops the run before any ratio leaves {rejection.low:g} .. {rejection.high:g}; raise that, or set it to null"
             )
             yield Problem(f"stages.{name}.algorithm.off_policy.rejection", text, (bound_key,))
+
+
+def _greedy_answers_are_scored_alike(recipe: RecipeConfig) -> Iterator[Problem]:
+    for name, stage in recipe.stages.items():
+        for annotator, settings in recipe.annotators.items():
+            if stage.kind == "rl" and stage.algorithm.advantage.needs_greedy and settings.reward_weight:
+                estimator = f"stages.{name}.algorithm.advantage.estimator"
+                text = f"{estimator}={stage.algorithm.advantage.estimator} compares samples with greedy answers, which annotators do not see; set 0"
+                yield Problem(f"annotators.{annotator}.reward_weight", text, (estimator,))
 
 
 def _reference_can_be_reset(recipe: RecipeConfig) -> Iterator[Problem]:

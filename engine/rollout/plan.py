@@ -42,6 +42,8 @@ class SamplePlan:
     step: int
     greedy_first: bool = False
     """The first sample of each prompt is greedy."""
+    greedy_baseline: bool = False
+    """Beside its samples each prompt is answered greedily once more; the answer is no sample."""
     first: int = 0
     last: int | None = None
     """None stands for the end."""
@@ -69,9 +71,13 @@ class SamplePlan:
         pairs = [divmod(sample, self.samples_per_prompt) for sample in range(self.first, self.stop)]
         return [(self.prompts[prompt], k) for prompt, k in pairs]
 
+    def baselines(self) -> list[int]:
+        """Positions of the prompts that are answered greedily beside the samples, one request each after those of the samples."""
+        return list(dict.fromkeys(position for position, _ in self.places())) if self.greedy_baseline else []
+
     def requests(self, prompt_set: PromptSet, tokenizer: Any) -> list[Request]:
         """What the rollout engine is asked for. What a sample is decides its seed, never where it is drawn."""
-        return [
+        samples = [
             Request(
                 prompt_tokens=prompt_set.tokens(tokenizer, position),
                 seed=sample_seed(self.seed, self.stage, self.step, prompt_set.prompts[position].id, k),
@@ -80,3 +86,5 @@ class SamplePlan:
             )
             for position, k in self.places()
         ]
+        greedy = [Request(prompt_set.tokens(tokenizer, position), seed=0, sampling=None, max_tokens=self.max_tokens) for position in self.baselines()]
+        return [*samples, *greedy]

@@ -113,10 +113,9 @@ class SyncTrainer:
         return metrics, samples
 
     def _plan(self, step: int, positions: Sequence[int]) -> SamplePlan:
-        config = self.config
-        return SamplePlan(
-            self.stage, tuple(positions), config.samples_per_prompt, config.sampling, config.max_response_tokens, self.seed, self.stage, step
-        )
+        config, greedy = self.config, self.config.algorithm.advantage.needs_greedy
+        samples = (config.samples_per_prompt, config.sampling, config.max_response_tokens)
+        return SamplePlan(self.stage, tuple(positions), *samples, self.seed, self.stage, step, greedy_baseline=greedy)
 
     def _rewards(self, step: int, rollout: BatchFuture) -> list[BatchFuture]:
         """The column `reward`, and the columns of every annotator."""

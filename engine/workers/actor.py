@@ -19,7 +19,7 @@ from engine.algorithms.kl import kl
 from engine.algorithms.policy_loss import policy_loss
 from engine.algorithms.rollout_agreement import rollout_agreement
 from engine.algorithms.step import measure, step_advantages
-from engine.batch import Batch
+from engine.batch import Batch, join
 from engine.config import RLStageConfig
 from engine.control.dispatch import ALL, DATA_PARALLEL, METRICS, RANK_ZERO, register
 from engine.control.mesh import Mesh
@@ -40,7 +40,7 @@ from engine.rollout.registry import BACKENDS
 from engine.training.backend import Measure
 from engine.training.lora import export_adapter
 from engine.workers.base import TRAIN, StageConfig, TrainedWorker
-from engine.workers.columns import conversations, in_order, token_tensors
+from engine.workers.columns import conversations, greedy_columns, in_order, token_tensors
 from engine.workers.reward import Finished
 
 ROLLOUT = "rollout"
@@ -144,7 +144,8 @@ class HybridActor(TrainedWorker):
         """The samples of a plan, in its order.
 
         Returns token tensors [B, T] (prompt, then response): input_ids, attention_mask, response_mask, rollout_log_probs; tensors [B]:
-        prompt (position in the prompt set), sample (its number), response_tokens, finished, weight_version; the object response (text).
+        prompt (position in the prompt set), sample (its number), response_tokens, finished, weight_version; the object response (text). With
+        `greedy_baseline` of the plan also the greedy answer to each row's prompt: the object greedy_response, greedy_tokens and greedy_finished [B].
         Raises `RuntimeError` when the rollout engine does not hold the trainer's weights.
         """
         if self._phase is not Phase.READY or self._rollout.weight_version != self._weight_version:
@@ -159,12 +160,14 @@ class HybridActor(TrainedWorker):
         for position, response in self._rollout.stream(requests):
             drawn[position] = response
             texts[position] = self._tokenizer.decode(response.tokens, skip_special_tokens=True)
-            untold[plan.first + position] = (plan.prompt_set, places[position][0], texts[position])
+            if position < len(places):
+                untold[plan.first + position] = (plan.prompt_set, places[position][0], texts[position])
             if outlet is not None and time.monotonic() - told >= SECONDS_BETWEEN_TELLINGS:
                 outlet.tell(untold, plan.total)
                 untold, told = {}, time.monotonic()
         responses = in_order(drawn, len(requests), self.config.rollout.backend)
-        tensors = token_tensors([list(request.prompt_tokens) for request in requests], responses)
+        responses, greedy = responses[: len(places)], responses[len(places) :]
+        tensors = token_tensors([list(request.prompt_tokens) for request in requests[: len(places)]], responses)
         columns = {
             "prompt": torch.tensor([position for position, _ in places], dtype=torch.int64),
             "sample": torch.tensor([number for _, number in places], dtype=torch.int64),
@@ -172,7 +175,11 @@ class HybridActor(TrainedWorker):
             "finished": torch.tensor([response.finished for response in responses], dtype=torch.bool),
             "weight_version": torch.full((len(responses),), self._rollout.weight_version, dtype=torch.int64),
         }
-        return Batch({**tensors, **columns}, {"response": [texts[row] for row in range(len(requests))]}, {"prompt_set": plan.prompt_set})
+        rollout = Batch({**tensors, **columns}, {"response": [texts[row] for row in range(len(places))]}, {"prompt_set": plan.prompt_set})
+        if not plan.greedy_baseline:
+            return rollout
+        answers = [texts[row] for row in range(len(places), len(requests))]
+        return join(rollout, greedy_columns([position for position, _ in places], plan.baselines(), greedy, answers))
 
     @register(DATA_PARALLEL, mesh=TRAIN)
     def lengths(self, rollout: Batch) -> list[int]:
@@ -183,14 +190,18 @@ class HybridActor(TrainedWorker):
     def log_prob(self, rollout: Batch) -> Batch:
         """The trainer's log-probs of the response tokens, and their entropy, as the tensors old_log_probs and old_entropy [B, T].
 
-        At another temperature than 1 also old_entropy_temperature_1 [B, T].
+        At another temperature than 1 also old_entropy_temperature_1 [B, T]; squared_probabilities [B, T] where the estimator reads them.
         """
         stage = self._rl_stage
-        measures: list[Measure] = ["entropy"] if stage.sampling.temperature == 1 else ["entropy", "entropy_temperature_1"]
+        columns: dict[Measure, str] = {"entropy": "old_entropy"}
+        if stage.sampling.temperature != 1:
+            columns["entropy_temperature_1"] = "old_entropy_temperature_1"
+        if stage.algorithm.advantage.needs_squared_probabilities:
+            columns["squared_probabilities"] = "squared_probabilities"
 
         def compute(part: Batch) -> dict[str, torch.Tensor]:
-            scores = self.training.score(part, stage.sampling.temperature, measures)
-            return {"old_log_probs": scores.log_probs, **{f"old_{name}": column for name, column in scores.measures.items()}}
+            scores = self.training.score(part, stage.sampling.temperature, list(columns))
+            return {"old_log_probs": scores.log_probs, **{columns[name]: found for name, found in scores.measures.items()}}
 
         return self.over_rows(rollout, stage.training.max_tokens_per_micro_batch, compute)
 

@@ -36,6 +36,19 @@ def token_tensors(prompts: Sequence[list[int]], responses: Sequence[Response]) -
     }
 
 
+def greedy_columns(prompts: Sequence[int], baselines: Sequence[int], responses: Sequence[Response], texts: Sequence[str]) -> Batch:
+    """The greedy answer to the prompt of each row, from those to the prompts `baselines`: greedy_response, greedy_tokens, greedy_finished [B]."""
+    place = {prompt: number for number, prompt in enumerate(baselines)}
+    rows = [place[prompt] for prompt in prompts]
+    return Batch(
+        {
+            "greedy_tokens": torch.tensor([len(responses[row].tokens) for row in rows], dtype=torch.int64),
+            "greedy_finished": torch.tensor([responses[row].finished for row in rows], dtype=torch.bool),
+        },
+        {"greedy_response": [texts[row] for row in rows]},
+    )
+
+
 def conversations(rows: Sequence[tuple[list[int], list[bool]]]) -> Batch:
     """Token columns [B, T] of conversations."""
     input_ids = _padded([torch.tensor(ids) for ids, _ in rows], torch.int64)

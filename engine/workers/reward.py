@@ -37,21 +37,32 @@ class RewardWorker(Worker):
 
     @register(DATA_PARALLEL, beside=True)
     def score(self, rollout: Batch) -> Batch:
-        """The score of each response, as the tensor reward [B] float32. Raises what the reward function raises, naming reward and prompt."""
+        """The score of each response, as the tensor reward [B] float32. Raises what the reward function raises, naming reward and prompt.
+
+        With greedy answers also theirs, as the tensor greedy_reward [B] float32.
+        """
         name, places = rollout.meta["prompt_set"], rollout.tensors["prompt"].tolist()
-        scores = [self._score((name, place, response)) for place, response in zip(places, rollout.objects["response"], strict=True)]
+        scored = {"reward": "response", "greedy_reward": "greedy_response"}
+        scores = {
+            column: [self._score((name, place, response)) for place, response in zip(places, rollout.objects[responses], strict=True)]
+            for column, responses in scored.items()
+            if responses in rollout.objects
+        }
         self._ahead.clear()
-        return Batch(tensors={"reward": torch.tensor(scores, dtype=torch.float32)})
+        return Batch(tensors={column: torch.tensor(values, dtype=torch.float32) for column, values in scores.items()})
 
     @register(RANK_ZERO, beside=True)
     def combine(self, scores: Batch, weights: Mapping[str, float], shuffle_seed: tuple[int, ...] | None) -> Batch:
-        """The step's rewards: the functions' scores plus each annotator's score by its weight; for a control arm dealt out at random."""
+        """The step's rewards: the functions' scores plus each annotator's score by its weight; for a control arm dealt out at random.
+
+        Rewards of greedy answers stay as they are.
+        """
         total = scores.tensors["reward"].double()
         for annotator, weight in weights.items():
             total = total + weight * scores.tensors[f"{annotator}/score"].double()
         if shuffle_seed is not None:
             total = total[torch.from_numpy(np.random.default_rng(shuffle_seed).permutation(len(total)))]
-        return Batch(tensors={"reward": total.float()})
+        return Batch(tensors={**{name: scores.tensors[name] for name in ("greedy_reward",) if name in scores.tensors}, "reward": total.float()})
 
     def _score(self, sample: Finished) -> float:
         if sample not in self._ahead:

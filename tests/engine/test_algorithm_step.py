@@ -1,5 +1,6 @@
 """What stands around the loss, on real engines: controllers and their state, the reference's reset, corrections, gradients that are not finite."""
 
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from probe import coefficients, disagree, find_the_loss_again, lose_the_loss, op
 from toy import prompt
 
 from engine.algorithms.coefficients import Coefficients
+from engine.batch import Batch, concat
 from engine.config import (
     AdaptiveEntropyConfig,
     AdaptiveKLConfig,
@@ -19,14 +21,17 @@ from engine.config import (
     ImportanceWeightsConfig,
     KLConfig,
     OffPolicyConfig,
+    OptimalTokenBaselineAdvantageConfig,
     OptimizerConfig,
     RejectionConfig,
+    ReMaxAdvantageConfig,
     RewardConfig,
     RLStageConfig,
     SamplingConfig,
     StageTrainingConfig,
 )
 from engine.events import StepFinished, UpdatesSkipped
+from engine.rollout.plan import SamplePlan
 from engine.trainer.replay import kept_operations, replay, step_directory
 from engine.trainer.session import Session
 from engine.trainer.skips import NonFiniteGradientError
@@ -55,6 +60,12 @@ def run(session: Session, config: RLStageConfig, name: str = "rl") -> list[dict[
     events: list[Any] = []
     train_rl(session, name, config, PROMPTS, 0, events.append)
     return [dict(event.metrics) for event in events if isinstance(event, StepFinished)]
+
+
+def kept_result(session: Session, name: str, operator: str) -> Batch:
+    """What an operator of a stage's first step gave, all ranks together."""
+    [operation] = [one for one in kept_operations(step_directory(session.directory, name, 1)) if str(one) == operator]
+    return concat([pickle.loads(file.read_bytes()).result for file in operation.files])
 
 
 @pytest.fixture(scope="module")
@@ -175,3 +186,46 @@ def test_a_gradient_that_is_not_finite_is_kept_and_stops_the_run(session: Sessio
     assert {"input_ids", "response_mask", "old_log_probs", "rollout_log_probs", "advantages"} <= set(kept[0])
     [finished] = [event for event in events if isinstance(event, StepFinished)]
     assert (finished.metrics["policy/skipped_updates"], finished.metrics["policy/consecutive_skips"]) == (2, 2)
+
+
+def test_remax_compares_with_the_greedy_answer(session: Session) -> None:
+    """What estimators are given, read from the calls that the run keeps."""
+    config = stage(AlgorithmConfig(advantage=ReMaxAdvantageConfig(estimator="remax")), steps=1, keep_calls_every_steps=1)
+    [metrics] = run(session, config, "remax")
+    columns = kept_result(session, "remax", "actor.generate")
+    rewards, advantages = kept_result(session, "remax", "reward.score"), kept_result(session, "remax", "actor.advantage")
+    # One greedy answer a prompt, the same for all of its samples, and none of them is trained on or counted.
+    answers = dict(zip(columns.tensors["prompt"].tolist(), columns.objects["greedy_response"], strict=True))
+    assert len(answers) == 4
+    assert [answers[place] for place in columns.tensors["prompt"].tolist()] == columns.objects["greedy_response"]
+    assert len(columns) == len(advantages) == 16
+    right = [float(answer == f"\\boxed{{{PROMPTS[place].ground_truth}}}") for place, answer in answers.items()]
+    greedy = dict(zip(answers, right, strict=True))
+    # Mutation: the reward of the first sample for that of the greedy answer.
+    assert rewards.tensors["greedy_reward"].tolist() == [greedy[place] for place in columns.tensors["prompt"].tolist()]
+    assert metrics["reward/mean"] == pytest.approx(rewards.tensors["reward"].mean().item())
+    # The same answers come from an evaluation of these weights.
+    plan = SamplePlan("remax", tuple(answers), 1, SamplingConfig(), 8, 0, "e", 0, greedy_first=True)
+    session.actor.apply(restore).get()
+    session.actor.synchronise().get()
+    assert session.actor.generate(plan).get().objects["response"] == list(answers.values())
+    # Rows of advantages are in another order: rewards of 0 and 1 minus 0 and 1.
+    found = advantages.tensors["advantages"]
+    expected = sorted((rewards.tensors["reward"] - rewards.tensors["greedy_reward"]).tolist())
+    assert sorted(row[row.abs().argmax()].item() for row in found) == pytest.approx(expected)
+
+
+def test_the_optimal_token_baseline_is_given_squared_probabilities(session: Session) -> None:
+    config = stage(
+        AlgorithmConfig(advantage=OptimalTokenBaselineAdvantageConfig(estimator="optimal_token_baseline")), steps=1, keep_calls_every_steps=1
+    )
+    run(session, config, "otb")
+    columns = kept_result(session, "otb", "actor.log_prob").tensors
+    chosen, squares = columns["old_log_probs"], columns["squared_probabilities"]
+    there = columns["old_entropy"] > 0
+    # sum_v p_v^2 lies between the chosen token's p^2 and 1, and is exp of minus an entropy that is below Shannon's.
+    assert (squares[there] <= 1 + 1e-6).all()
+    assert (squares[there] + 1e-6 >= (2 * chosen[there]).exp()).all()
+    assert (-squares[there].log() <= columns["old_entropy"][there] + 1e-5).all()
+    # The coin that the model tosses: two answers of about the same chance. Mutation: a column of zeros.
+    assert ((squares > 0.4) & (squares < 0.7)).any()

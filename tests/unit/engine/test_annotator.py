@@ -10,7 +10,7 @@ from engine.batch import Batch
 from engine.config import AnnotatorConfig, EngineConfig
 from engine.rollout.backend import Response
 from engine.workers.base import Annotator
-from engine.workers.columns import in_order
+from engine.workers.columns import greedy_columns, in_order
 
 ROLLOUT = Batch({"input_ids": torch.zeros(4, 6, dtype=torch.int64), "prompt": torch.arange(4)})
 
@@ -59,3 +59,12 @@ def test_a_rollout_backend_that_leaves_something_out_is_named() -> None:
         in_order({0: one}, 3, "my_rollout:Mine")
     with pytest.raises(ValueError, match=r"rollout\.backend=my_rollout:Mine gave request 1 3 tokens and 2 log-probs"):
         in_order({0: one, 1: Response([1, 2, 3], [0.0, 0.0], True)}, 2, "my_rollout:Mine")
+
+
+def test_each_row_has_the_greedy_answer_to_its_prompt() -> None:
+    # Prompts 7 and 3 were answered in this order. Mutation: answers in the order of the rows.
+    answers = [Response([1, 2, 3], [0.0] * 3, True), Response([4], [0.0], False)]
+    columns = greedy_columns([7, 7, 3, 7], [7, 3], answers, ["seven", "three"])
+    assert columns.objects["greedy_response"] == ["seven", "seven", "three", "seven"]
+    assert columns.tensors["greedy_tokens"].tolist() == [3, 3, 1, 3]
+    assert columns.tensors["greedy_finished"].tolist() == [True, True, False, True]

@@ -49,6 +49,20 @@ def test_the_first_sample_of_a_prompt_may_be_greedy() -> None:
     assert sampled == [False, True, True, True] * 3
 
 
+def test_every_prompt_may_be_answered_greedily_beside_its_samples() -> None:
+    # Mutations: a greedy request for each sample; in place of a sample; other seeds for the samples because of it.
+    prompt_set, whole = PromptSet(PROMPTS), plan(greedy_baseline=True)
+    requests = whole.requests(prompt_set, TOKENIZER)
+    assert requests[:12] == plan().requests(prompt_set, TOKENIZER)
+    assert whole.baselines() == [4, 0, 3]
+    greedy = requests[12:]
+    assert [request.prompt_tokens for request in greedy] == [render_prompt(TOKENIZER, PROMPTS[position].messages) for position in (4, 0, 3)]
+    assert {(request.sampling, request.max_tokens) for request in greedy} == {(None, 9)}
+    # A part answers what its own samples ask: six samples of three prompts are two of the one in the middle.
+    assert (len(whole), whole.total, plan().baselines()) == (12, 12, [])
+    assert [part.baselines() for part in whole.chunk(2)] == [[4, 0], [0, 3]]
+
+
 def test_it_costs_next_to_nothing_to_send() -> None:
     # 256 samples. Mutation: carry the token ids.
     assert len(pickle.dumps(plan(prompts=tuple(range(4000, 4032)), samples_per_prompt=8))) < 1500

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.tokenizer import character_tokenizer
 from engine.trainer.sft import _rendered, epoch_rows
-from engine.workers.actor import _conversations
+from engine.workers.columns import conversations
 
 
 # Mutations: a new order at every step (rows come twice in an epoch); `order` kept across the end of an epoch; `step * rows_per_step` (skips some).
@@ -36,7 +36,7 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
 
 
 def test_rows_become_token_tensors() -> None:
-    batch = _conversations([([5, 6, 7], [False, True, True]), ([8], [False]), ([9, 0], [True, True])])
+    batch = conversations([([5, 6, 7], [False, True, True]), ([8], [False]), ([9, 0], [True, True])])
     assert batch.tensors["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0], [9, 0, 0]]
     # By length, not by what the padding looks like: the last row's token 0 is a token. Mutation: `input_ids != 0`.
     assert batch.tensors["attention_mask"].tolist() == [[True, True, True], [True, False, False], [True, True, False]]

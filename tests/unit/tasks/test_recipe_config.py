@@ -98,6 +98,13 @@ def test_a_batch_is_taken_exactly_if_it_divides_and_a_suggested_one_is(ranks: in
             },
             "stages.rl.algorithm.kl.reset_reference_every_steps",
         ),
+        (
+            {
+                "stages": {"rl": rl(algorithm={"advantage": {"estimator": "remax"}})},
+                "annotators": {"judge": {"worker": "reward_model", "reward_weight": 1.0}},
+            },
+            "annotators.judge.reward_weight",
+        ),
         ({"resources": {"roles": {"critics": "main"}}}, "resources.roles.critics"),
         ({"annotators": {"critic": {"worker": "reward_model"}}}, "annotators.critic"),
         ({"rollout": {"tensor_parallel_ranks": 3}}, "rollout.tensor_parallel_ranks"),
