@@ -214,6 +214,9 @@ def _suspicious(config: RecipeConfig) -> Iterator[Finding]:
         yield Finding("warning", f"stages.{first}", text)
     for name, stage in config.stages.items():
         updates = stage.steps * (stage.updates_per_step if stage.kind == "rl" else 1)
+        if stage.kind == "rl" and stage.updates_per_step > 1 and not stage.algorithm.loss.has_ratio:
+            text = f"{stage.algorithm.loss.name} corrects for no policy that has moved; set updates_per_step=1, or a loss with a ratio, such as ppo"
+            yield Finding("warning", f"stages.{name}.algorithm.loss.name", text)
         if stage.training.optimizer.warmup_steps >= updates:
             text = f"the learning rate is still rising when the stage ends after {updates} optimizer steps"
             yield Finding("warning", f"stages.{name}.training.optimizer.warmup_steps", text)

@@ -1,7 +1,8 @@
 """PPO around the policy that drew the samples.
 
-"Rethinking the Trust Region in LLM Reinforcement Learning", arXiv:2602.04879: what the rollout engine computed drew the tokens, and the trainer's
-log-probs of the same weights differ from it; a trust region around the latter lets those tokens go that differ most.
+Qi et al. 2026, "Rethinking the Trust Region in LLM Reinforcement Learning", arXiv:2602.04879: what the rollout engine computed drew the tokens, and
+the trainer's log-probs of the same weights differ from it; a trust region around the latter lets those tokens go that differ most.
+Left out: the paper's other change, a bound on how far the token's probability moves (total variation or KL) in place of one on its ratio.
 """
 
 from dataclasses import replace

@@ -42,4 +42,6 @@ class AlgorithmConfig(Settings):
             raise ValueError(f"critic: {estimator} reads no values; leave critic out, or set advantage.estimator=gae")
         if self.kl is not None and self.kl.place == "reward" and not self.advantage.reads_token_rewards:
             raise ValueError(f"kl.place=reward gives every token a reward of its own, and {estimator} knows one a sample; set kl.place=loss")
+        if self.off_policy is not None and self.off_policy.weights is not None and self.loss.ratio_to_rollout:
+            raise ValueError(f"off_policy.weights would count twice what the ratio of loss.name={self.loss.name} holds; leave one of them out")
         return self

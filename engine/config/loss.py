@@ -1,6 +1,6 @@
 """Policy losses: what turns advantages into a gradient. One class each, chosen by `name`."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, Tag, model_validator
 
@@ -16,6 +16,11 @@ Aggregation = Literal["token_mean", "sequence_mean_token_sum", "sequence_mean_to
 
 class LossSettings(Settings):
     """How the terms of the tokens become a number. A loss whose terms are of whole sequences accepts fewer aggregations."""
+
+    has_ratio: ClassVar[bool] = True
+    """It corrects for a policy that has moved since the step began: several updates a step make sense."""
+    ratio_to_rollout: ClassVar[bool] = False
+    """Its ratio is to the rollout engine's log-probs, so that off-policy weights would count their distance twice."""
 
     name: str
     aggregation: Aggregation = "token_mean"
@@ -93,11 +98,15 @@ class CISPOLossConfig(LossSettings):
 class ReinforceLossConfig(LossSettings):
     """Advantage x log-prob, without ratio and clip (Williams 1992, Machine Learning 8): for updates_per_step=1."""
 
+    has_ratio: ClassVar = False
+
     name: Literal["reinforce"]
 
 
 class GPGLossConfig(LossSettings):
     """The loss of Group Policy Gradient, which is REINFORCE's (Chu et al. 2025, arXiv:2504.02546)."""
+
+    has_ratio: ClassVar = False
 
     name: Literal["gpg"]
 
@@ -133,7 +142,10 @@ class KLCovLossConfig(LossSettings):
 
 
 class DPPOLossConfig(ClippedLossSettings):
-    """PPO whose trust region is around the policy that drew the samples, as the rollout engine reported it (arXiv:2602.04879)."""
+    """PPO whose trust region is around the policy that drew the samples, as the rollout engine reported it (Qi et al. 2026, arXiv:2602.04879, whose
+    bound on probabilities in place of ratios is left out)."""
+
+    ratio_to_rollout: ClassVar = True
 
     name: Literal["dppo"]
 

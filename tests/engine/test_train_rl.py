@@ -13,6 +13,7 @@ import torch
 from probe import die_at_the_next_update, open_probed, process_ids, restore, weights
 from toy import prompt
 
+from engine.algorithms.registry import ADVANTAGES, LOSSES
 from engine.config import (
     AlgorithmConfig,
     CriticConfig,
@@ -143,6 +144,41 @@ def test_metrics(events: list[Any]) -> None:
         # Mutation: count samples instead of groups, or groups of zeros only.
         assert metrics["data/zero_signal_groups"] == sum(len(set(group.tolist())) == 1 for group in groups)
         assert metrics["data/zero_signal_groups"] >= sum(row["ground_truth"] == "3" for row in table.rows) / 4 > 0
+
+
+SELECTED = 0.3
+OF_ITS_OWN = {
+    "clip_cov": {"fraction": SELECTED, "covariance_low": -1e9, "covariance_high": 1e9},
+    "kl_cov": {"fraction": SELECTED},
+}
+
+
+@pytest.mark.parametrize("name", LOSSES.names())
+def test_every_loss_trains(session: Session, events: list[Any], name: str) -> None:
+    # Mutations: leave `selected` out of the columns of `actor.update`, or out of what a pass is given.
+    found = run(session, config(steps=1, algorithm=AlgorithmConfig(loss={"name": name, **OF_ITS_OWN.get(name, {})})))
+    (metrics,) = reproducible(found)
+    assert samples(found) == samples(events)[:24]
+    assert metrics["policy/gradient_norm"] > 0
+    if name in OF_ITS_OWN:
+        tokens = sum(row["response_tokens"] for row in samples(found))
+        share = {"clip_cov": "policy/clip_fraction_covariance", "kl_cov": "policy/kl_covariance_fraction"}[name]
+        # All that was selected of the step arrived, once, over two ranks, two updates and their passes.
+        assert metrics[share] == pytest.approx(int(SELECTED * tokens) / tokens)
+
+
+@pytest.mark.parametrize(
+    "advantage",
+    [*({"estimator": name} for name in ADVANTAGES.names() if name not in ("grpo", "gae")), {"scale": "batch"}, {"scale": "minibatch"}],
+    ids=str,
+)
+def test_every_estimator_trains(session: Session, events: list[Any], advantage: dict[str, str]) -> None:
+    # Mutation: an estimator whose columns nobody computes, or whose configuration does not survive the way to the workers.
+    found = run(session, config(steps=1, algorithm=AlgorithmConfig(advantage=advantage)))
+    (metrics,), (plain, *_) = reproducible(found), reproducible(events)
+    assert samples(found) == samples(events)[:24]
+    assert metrics["policy/gradient_norm"] > 0
+    assert metrics["policy/gradient_norm"] != plain["policy/gradient_norm"]
 
 
 def test_the_policy_follows_the_reward(session: Session) -> None:

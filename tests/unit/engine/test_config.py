@@ -1,5 +1,6 @@
 """Configuration classes: frozen, strict, hashed; the rules that each keeps by itself."""
 
+import pickle
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from engine.algorithms.registry import ADVANTAGES, LOSSES
 from engine.config import (
     AlgorithmConfig,
     AnnotatorConfig,
@@ -71,6 +73,7 @@ def test_frozen() -> None:
         (AlgorithmConfig, {"loss": {"name": "gspo", "aggregation": "token_mean"}}, "Input should be 'sequence_mean_token_mean'"),
         (AlgorithmConfig, {"loss": {"name": "gmpo", "aggregation": "token_mean"}}, "Input should be 'sequence_mean_token_mean'"),
         (AlgorithmConfig, {"loss": {"name": "clip_cov", "covariance_low": 5.0}}, r"covariance_high \(5\) must be above covariance_low \(5\)"),
+        (AlgorithmConfig, {"loss": {"name": "dppo"}, "off_policy": {"weights": {}}}, "count twice what the ratio of loss.name=dppo holds"),
         (AlgorithmConfig, {"advantage": {"estimator": "gae"}}, "reads a critic's values; set critic.optimizer.learning_rate"),
         (AlgorithmConfig, {"critic": TRAINING}, "estimator=grpo reads no values"),
         (AlgorithmConfig, {"kl": {"coefficient": 0.1, "place": "reward"}}, "set kl.place=loss"),
@@ -91,6 +94,18 @@ def test_refused(settings, values: dict, reason: str) -> None:
 
 def test_whole_numbers_are_numbers() -> None:
     assert OptimizerConfig(learning_rate=0).learning_rate == 0.0
+
+
+@pytest.mark.parametrize("estimator", [*ADVANTAGES.names(), "my.module:mine"])
+@pytest.mark.parametrize("name", [*LOSSES.names(), "my.module:mine"])
+def test_every_estimator_and_loss_travels_to_the_workers(estimator: str, name: str) -> None:
+    # Mutation: a default for the name of any but grpo and ppo: what travels is only what differs, and it would arrive as one of these.
+    critic = {"critic": TRAINING} if estimator == "gae" else {}
+    config = AlgorithmConfig(advantage={"estimator": estimator}, loss={"name": name}, **critic)
+    again = pickle.loads(pickle.dumps(config))
+    assert again == config
+    assert (again.advantage.estimator, again.loss.name) == (estimator, name)
+    assert AlgorithmConfig.model_validate_json(config.model_dump_json()) == config
 
 
 def test_control_arm_without_learning_is_allowed() -> None:

@@ -203,6 +203,13 @@ def test_a_root_that_does_not_exist_yet_is_no_error(root: Path, monkeypatch: pyt
     assert found("recipe=polaris_tiny") == []
 
 
+@pytest.mark.parametrize(("loss", "updates", "warned"), [("reinforce", 2, True), ("gpg", 2, True), ("reinforce", 1, False), ("ppo", 2, False)])
+def test_several_updates_with_a_loss_that_has_no_ratio_are_suspicious(loss: str, updates: int, warned: bool) -> None:
+    # Mutation: a list of names in place of the fact in the class.
+    findings = found("recipe=polaris_tiny", f"stages.rl.algorithm.loss.name={loss}", f"stages.rl.updates_per_step={updates}", level="warning")
+    assert keys(findings) == ["stages.rl.algorithm.loss.name"] * warned
+
+
 def test_what_is_suspicious_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.hardware.cpu_has_bfloat16", lambda: True)
     overrides = ["~stages.sft", "stages.rl.training.optimizer.warmup_steps=100", "resources.device=cpu", "model.dtype=auto"]
