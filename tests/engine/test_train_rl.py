@@ -177,7 +177,9 @@ def test_every_estimator_trains(session: Session, events: list[Any], advantage: 
     found = run(session, config(steps=1, algorithm=AlgorithmConfig(advantage=advantage)))
     (metrics,), (plain, *_) = reproducible(found), reproducible(events)
     assert samples(found) == samples(events)[:24]
-    assert metrics["policy/gradient_norm"] > 0
+    # Of rewards of 0 and 1, the best of a group is ahead of the second where it alone is right.
+    right = torch.tensor([row["reward"] for row in samples(found)]).view(-1, 4).sum(dim=1)
+    assert (metrics["policy/gradient_norm"] > 0) == (bool(right.eq(1).any()) or advantage.get("estimator") != "grpo_pass_k")
     assert metrics["policy/gradient_norm"] != plain["policy/gradient_norm"]
 
 
