@@ -37,14 +37,15 @@ class PromptSampler:
         prompts: the training set, at least `prompts_per_step` of them.
         prompts_per_step: prompts of one rollout batch.
         seed: the run's seed.
+        key: the setting that `prompts_per_step` comes from, for the error.
 
     Raises:
         ValueError: there are fewer prompts than one step takes.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], prompts_per_step: int, seed: int) -> None:
+    def __init__(self, prompts: Sequence[Prompt], prompts_per_step: int, seed: int, key: str = "prompts_per_step") -> None:
         if prompts_per_step > len(prompts):
-            raise ValueError(f"prompts_per_step ({prompts_per_step}) is larger than the number of training prompts ({len(prompts)}); lower it")
+            raise ValueError(f"{key} ({prompts_per_step}) is larger than the number of training prompts ({len(prompts)}); lower it")
         self.prompts = prompts
         self.prompts_per_step = prompts_per_step
         self.seed = seed
@@ -63,6 +64,16 @@ class PromptSampler:
         if missing:
             chosen = chosen + self._order(epoch + 1)[:missing]
         return chosen
+
+    def more_positions(self, k: int, generation: int) -> list[int]:
+        """Where the prompts of a further generation of step `k` stand, generations counting from 1: none that the step has asked before.
+
+        They come beside the epochs, so that no step depends on how many generations another one made. Fewer than `prompts_per_step`, or none,
+        once the step has asked all.
+        """
+        asked = set(self.positions(k))
+        others = [position for position in np.random.default_rng([self.seed, k, 1]).permutation(len(self.prompts)).tolist() if position not in asked]
+        return others[(generation - 1) * self.prompts_per_step : generation * self.prompts_per_step]
 
     def _permutation(self, epoch: int) -> list[int]:
         return [int(i) for i in np.random.default_rng([self.seed, epoch]).permutation(len(self.prompts))]

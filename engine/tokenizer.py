@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
+from jinja2.exceptions import TemplateError
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -29,6 +30,8 @@ CHAT_TEMPLATE = """
 """.strip()
 
 Message = Mapping[str, str]
+Row = tuple[list[int], list[bool]]
+"""Token ids and which of them are to be learnt, [T] each."""
 
 
 def character_tokenizer(max_context_tokens: int) -> PreTrainedTokenizerFast:
@@ -60,46 +63,68 @@ def character_tokenizer(max_context_tokens: int) -> PreTrainedTokenizerFast:
 
 def render_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[int]:
     """Token ids of a chat, up to where the assistant's next answer begins."""
-    return _render(tokenizer, messages, add_generation_prompt=True)
+    return list(_render(tokenizer, messages, add_generation_prompt=True)["input_ids"])
 
 
-def render_conversation(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
-    """Token ids [T] of a chat, and a mask [T] that is True on what the assistant has to produce: its text and its end of turn.
+def render_conversation(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[Row]:
+    """Rows to learn a chat from: token ids [T] each, and a mask [T] that is True on what the assistant has to produce, its texts and ends of turn.
 
-    Templates with `{% generation %}` markers say themselves what that is. For all others it is what the rendering up to an assistant message
-    has beyond the rendering of the prompt before it, up to the end-of-sequence token where there is one (ChatML writes a newline
-    after it, which no model ever generates).
+    One row where the template renders every turn as it did when the turn was the last one. Some templates rewrite what came before (they drop earlier
+    thinking, or move the system's message along); then there is one row for each of the assistant's messages, prompted with what
+    generation is prompted with there, and each is learnt in its own row.
+
+    Templates with `{% generation %}` markers say themselves what the assistant produces. For all others it is what the rendering up to a
+    message has beyond the rendering of the prompt before it, up to the end of the turn (ChatML writes a newline after it, which no model
+    ever generates).
 
     Raises:
-        ValueError: the template does not render a prompt as a prefix of the conversation (some drop earlier thinking or add something to a
-            prompt), so that training would not see what generation sees; the message is named.
+        ValueError: there is no message of the assistant; the template refuses the chat; or it does not render a prompt as the beginning of
+            its answer, so that training would not see what generation sees. The message is named.
     """
-    if re.search(r"\{%-?\s*generation\b", tokenizer.get_chat_template()):
-        rendered = tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
-        return list(rendered["input_ids"]), [bool(flag) for flag in rendered["assistant_masks"]]
-    ids = _render(tokenizer, messages)
-    mask = [False] * len(ids)
-    for i, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before = render_prompt(tokenizer, messages[:i])
-        through = _render(tokenizer, messages[: i + 1])
-        if through[: len(before)] != before or ids[: len(through)] != through:
-            raise ValueError(
-                f"message {i} (assistant, {message['content'][:60]!r}): the chat template renders the turns up to it differently when they stand "
-                "alone, so what the model should learn is not a part of what it is prompted with; use a template with {% generation %} markers, "
-                "or conversations with one assistant message"
-            )
-        end = len(through)
-        while end > len(before) and through[end - 1] != tokenizer.eos_token_id:
-            end -= 1
-        end = end if end > len(before) else len(through)
-        mask[len(before) : end] = [True] * (end - len(before))
-    return ids, mask
+    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    if not answers:
+        raise ValueError("no message is the assistant's; there is nothing to learn")
+    rows = [_answer(tokenizer, messages, number) for number in answers]
+    whole, mask = rows[-1]
+    if any(whole[: len(ids)] != ids for ids, _ in rows):
+        return rows
+    for _, of_turn in rows:
+        mask = [learn or other for learn, other in zip(mask, of_turn + [False] * (len(whole) - len(of_turn)), strict=True)]
+    return [(whole, mask)]
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], add_generation_prompt: bool = False) -> list[int]:
-    rendered = tokenizer.apply_chat_template(
-        list(messages), tokenize=True, return_dict=True, add_generation_prompt=add_generation_prompt
-    )  # A bare list of ids is the default in some versions of transformers only.
-    return list(rendered["input_ids"])
+def _answer(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], number: int) -> Row:
+    """The chat up to message `number`, and what of it is to be learnt of that message."""
+    marked = re.search(r"\{%-?\s*generation\b", tokenizer.get_chat_template()) is not None
+    rendered = _render(tokenizer, messages[: number + 1], return_assistant_tokens_mask=marked)
+    before, through = render_prompt(tokenizer, messages[:number]), list(rendered["input_ids"])
+    if through[: len(before)] != before:
+        raise ValueError(
+            f"message {number} (assistant, {messages[number]['content'][:60]!r}): the chat template does not render the prompt before it as the "
+            "beginning of the answer, so training would not see what generation sees. Often a template adds to the prompt what the message should "
+            "begin with, such as <think>: write it into the messages, or use another template"
+        )
+    if marked:
+        return through, [bool(flag) and place >= len(before) for place, flag in enumerate(rendered["assistant_masks"])]
+    end = _end_of_turn(tokenizer, through, len(before))
+    return through, [len(before) <= place < end for place in range(len(through))]
+
+
+def _end_of_turn(tokenizer: PreTrainedTokenizerBase, ids: list[int], start: int) -> int:
+    """Behind the last end-of-sequence token from `start` on, else behind a special token that only white space follows, else the end."""
+    for place in range(len(ids), start, -1):
+        if ids[place - 1] == tokenizer.eos_token_id:
+            return place
+    special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    last = next((place for place in range(len(ids), start, -1) if ids[place - 1] in special), len(ids))
+    return len(ids) if tokenizer.decode(ids[last:]).strip() else last
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], **settings: bool) -> Mapping[str, list[int]]:
+    try:
+        # A bare list of ids is the default in some versions of transformers only.
+        rendered: Mapping[str, list[int]] = tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=True, **settings)
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise ValueError(f"the chat template refuses messages of the roles {roles}: {error}") from error
+    return rendered

@@ -30,7 +30,10 @@ def preflight(arguments: argparse.Namespace) -> int:
     config = compose(arguments.overrides)
     for warning in checked(config):
         print(f"warning: {warning}")
-    stages = ", ".join(f"{name} ({stage.kind}, {stage.steps} steps)" for name, stage in config.stages.items())
+    lengths = {
+        name: f"{stage.epochs} epochs" if stage.kind == "sft" and stage.epochs else f"{stage.steps} steps" for name, stage in config.stages.items()
+    }
+    stages = ", ".join(f"{name} ({stage.kind}, {lengths[name]})" for name, stage in config.stages.items())
     print(f"{config.name} is ready to run: {stages}; {devices(config)}")
     return 0
 

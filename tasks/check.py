@@ -66,6 +66,8 @@ def _problem(item: ErrorDetails, keys: schema.Keys, holder: Any, fallback: Mappi
         case "union_tag_not_found":
             stages = fallback.get("stages") or {}
             return Problem(key, f"the recipe has no such stage{did_you_mean(name, stages)}; it has: {', '.join(stages)}; a new one needs a kind")
+        case "union_tag_invalid" if len(keys) > 2:
+            return Problem(f"{key}.kind", f"is {item['ctx']['tag']!r}; it can be {item['ctx']['expected_tags']}")
         case "union_tag_invalid":
             return Problem(f"{key}.kind", f"is {given['kind']!r}; a stage is of kind sft or rl")
         case "value_error":

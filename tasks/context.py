@@ -66,8 +66,8 @@ class RunContext:
         """Handed to the engine: what happened goes to the tracker, into the record, and to whoever watches, in this order."""
         self.tracker.emit(event)
         match event:
-            case StageStarted(stage=stage):
-                self.record.stage(stage).status = "running"
+            case StageStarted(stage=stage, steps=steps):
+                self.record.stage(stage).status, self.record.stage(stage).steps_planned = "running", steps
                 self.save()
             case WeightsSynchronised(stage=stage):
                 add_synchronisation(self.record.stage(stage), event)

@@ -213,6 +213,8 @@ def _suspicious(config: RecipeConfig) -> Iterator[Finding]:
         text = "a model with random weights gets no reward to learn from; let a stage of kind sft go first"
         yield Finding("warning", f"stages.{first}", text)
     for name, stage in config.stages.items():
+        if stage.steps is None:
+            continue  # Of so many epochs: the data say how many steps that is.
         updates = stage.steps * (stage.updates_per_step if stage.kind == "rl" else 1)
         if stage.kind == "rl" and stage.updates_per_step > 1 and not stage.algorithm.loss.has_ratio:
             text = f"{stage.algorithm.loss.name} corrects for no policy that has moved; set updates_per_step=1, or a loss with a ratio, such as ppo"

@@ -57,7 +57,8 @@ class StageRecord(Recorded):
     kind: str
     """`sft` or `rl`."""
     status: Literal["planned", "running", "finished", "failed"] = "planned"
-    steps_planned: int
+    steps_planned: int | None
+    """None until a stage of so many epochs has begun."""
     steps: int = 0
     """Steps done."""
     samples_per_prompt: int | None = None

@@ -52,7 +52,7 @@ def note(record: RunRecord, description: str) -> str:
     for stage in record.stages:
         cells = [
             stage.name,
-            f"{stage.steps} of {stage.steps_planned}",
+            f"{stage.steps} of {stage.steps_planned or '?'}",
             _percent(stage.accuracy_before, stage.interval_before),
             _percent(stage.accuracy_after, stage.interval),
             _gain(stage),
@@ -89,7 +89,7 @@ def _accuracies(record: RunRecord) -> Table:
         style = "green" if stage.gain_interval and stage.gain_interval[0] > 0 else None
         grid.add_row(
             stage.name,
-            f"{stage.steps}/{stage.steps_planned}",
+            f"{stage.steps}/{stage.steps_planned or '?'}",
             _percent(stage.accuracy_before, stage.interval_before),
             _percent(stage.accuracy_after, stage.interval),
             Text(_gain(stage), style=style or ""),

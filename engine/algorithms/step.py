@@ -31,9 +31,9 @@ def step_advantages(
     """Advantages; returns where a critic is trained on them; and which tokens a loss treats differently, if it does.
 
     Args:
-        batch: response_mask [B, T], prompt [B], reward [B]; values, old_log_probs, reference_log_probs, squared_probabilities [B, T],
-            greedy_reward [B] and sample [B] where the algorithm reads them. Columns of annotators (`NAME/COLUMN`) reach the estimator. A column
-            kept [B] bool, where there is one, says which samples are to be learnt from.
+        batch: response_mask [B, T], prompt [B], reward [B]; group [B] where a prompt has several groups; values, old_log_probs,
+            reference_log_probs, squared_probabilities [B, T], greedy_reward [B] and sample [B] where the algorithm reads them. Columns of
+            annotators (`NAME/COLUMN`) reach the estimator. A column kept [B] bool, where there is one, says which samples are to be learnt from.
         config: the algorithm.
         parts: data-parallel parts that the rows are cut into for the updates.
         updates: optimizer steps that each part is cut into.
@@ -52,7 +52,7 @@ def step_advantages(
     mask = _learnt(columns, config)
     inputs = AdvantageInputs(
         rewards=columns["reward"],
-        group=columns["prompt"],
+        group=columns.get("group", columns["prompt"]),
         mask=mask,
         token_rewards=_penalties(columns, mask, config, kl_coefficient),
         values=columns.get("values"),
@@ -139,12 +139,11 @@ def _check(values: object, mask: torch.Tensor, what: str) -> None:
         raise ValueError(f"{what} has shape {list(values.shape)}; the response mask has {list(mask.shape)}, and every token needs its own")
 
 
-def measure(batch: Batch, config: AlgorithmConfig) -> Statistics:
-    """What a step's samples were like, all that were drawn: rewards, lengths, groups without signal, the mean score of every annotator; and how
-    much of them the off-policy correction weighs down or takes out.
+def measure(batch: Batch) -> Statistics:
+    """What a step's samples were like, all that were drawn: rewards, lengths, groups without signal, the mean score of every annotator.
 
     Args:
-        batch: response_mask, old_log_probs, rollout_log_probs [B, T]; prompt, reward, response_tokens, finished [B].
+        batch: response_mask [B, T]; prompt, reward, response_tokens, finished [B].
     """
     columns, statistics = batch.tensors, Statistics()
     rewards, lengths, finished = columns["reward"], columns["response_tokens"], columns["finished"]
@@ -155,12 +154,22 @@ def measure(batch: Batch, config: AlgorithmConfig) -> Statistics:
     statistics.add("response/tokens_total", Sum(float(lengths.sum())))
     statistics.add("response/truncated_fraction", Mean.of((~finished).double().tolist()))
     statistics.update(group_statistics(rewards, columns["prompt"], columns["response_mask"].any(dim=1)))
-    drawn = (columns["old_log_probs"], columns["rollout_log_probs"], columns["response_mask"], columns["prompt"])
-    statistics.update(off_policy.correction_statistics(*drawn, config.off_policy))
     for name, column in columns.items():
         if name.endswith("/score") and column.dim() == 1:
             statistics.add(f"reward/{name.removesuffix('/score')}_mean", Mean(float(column.double().sum()), len(column)))
-    if {"old_log_probs", "reference_log_probs"} <= set(columns):
+    return statistics
+
+
+def measure_trained(batch: Batch, config: AlgorithmConfig) -> Statistics:
+    """How much of what is trained on the off-policy correction weighs down or takes out, and how far it is from the reference.
+
+    Args:
+        batch: response_mask, old_log_probs, rollout_log_probs [B, T]; prompt [B]; reference_log_probs [B, T] where there is one.
+    """
+    columns = batch.tensors
+    drawn = (columns["old_log_probs"], columns["rollout_log_probs"], columns["response_mask"], columns["prompt"])
+    statistics = off_policy.correction_statistics(*drawn, config.off_policy)
+    if "reference_log_probs" in columns:
         distance = kl("k3", columns["old_log_probs"], columns["reference_log_probs"], columns["response_mask"])
         statistics.add("policy/kl_from_reference", Mean(float(distance.double().sum()), float(columns["response_mask"].sum())))
     return statistics

@@ -21,6 +21,7 @@ from engine.config.advantage import (
 from engine.config.algorithm import AlgorithmConfig, CriticConfig
 from engine.config.base import Fraction, Name, Positive, Settings
 from engine.config.entropy import AdaptiveEntropyConfig, EntropyConfig
+from engine.config.groups import DropGroups, FilterGroups, GroupsConfig, KeepGroups, RescueConfig, SubstituteGroups
 from engine.config.kl import AdaptiveKLConfig, KLConfig
 from engine.config.loss import (
     CISPOLossConfig,
@@ -41,8 +42,9 @@ from engine.config.off_policy import ImportanceWeightsConfig, OffPolicyConfig, R
 from engine.config.resources import MAIN_POOL, ROLES, PoolConfig, ResourcesConfig
 from engine.config.reward import AnnotatorConfig, RewardConfig
 from engine.config.rollout import RolloutConfig, SamplingConfig
-from engine.config.stages import EngineConfig, EvaluationConfig, RLStageConfig, SFTStageConfig
+from engine.config.stages import EngineConfig, EvaluationConfig, RLStageConfig, SFTStageConfig, SFTValidationConfig
 from engine.config.training import LoRAConfig, OptimizerConfig, StageTrainingConfig, TrainingConfig
+from engine.config.truncated import KeepTruncated, MaskAfterStatistics, MaskBeforeStatistics, OverlongPenalty, TruncatedConfig
 
 __all__ = [
     "MAIN_POOL",
@@ -57,9 +59,11 @@ __all__ = [
     "ClipCovLossConfig",
     "CriticConfig",
     "DPPOLossConfig",
+    "DropGroups",
     "EngineConfig",
     "EntropyConfig",
     "EvaluationConfig",
+    "FilterGroups",
     "Fraction",
     "GAEAdvantageConfig",
     "GMPOLossConfig",
@@ -69,17 +73,23 @@ __all__ = [
     "GRPOPassKAdvantageConfig",
     "GSPOLossConfig",
     "GgufConfig",
+    "GroupsConfig",
     "ImportanceWeightsConfig",
     "KLConfig",
     "KLCovLossConfig",
+    "KeepGroups",
+    "KeepTruncated",
     "LoRAConfig",
     "LossConfig",
+    "MaskAfterStatistics",
+    "MaskBeforeStatistics",
     "ModelConfig",
     "Name",
     "OPOAdvantageConfig",
     "OffPolicyConfig",
     "OptimalTokenBaselineAdvantageConfig",
     "OptimizerConfig",
+    "OverlongPenalty",
     "OwnAdvantageConfig",
     "OwnLossConfig",
     "PPOLossConfig",
@@ -92,13 +102,17 @@ __all__ = [
     "ReinforcePlusPlusAdvantageConfig",
     "ReinforcePlusPlusBaselineAdvantageConfig",
     "RejectionConfig",
+    "RescueConfig",
     "ResourcesConfig",
     "RewardConfig",
     "RolloutConfig",
     "SAPOLossConfig",
     "SFTStageConfig",
+    "SFTValidationConfig",
     "SamplingConfig",
     "Settings",
     "StageTrainingConfig",
+    "SubstituteGroups",
     "TrainingConfig",
+    "TruncatedConfig",
 ]

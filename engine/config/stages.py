@@ -6,10 +6,12 @@ from pydantic import Field, model_validator
 
 from engine.config.algorithm import AlgorithmConfig
 from engine.config.base import Name, Positive, Settings
+from engine.config.groups import FilterGroups, GroupsConfig, KeepGroups, RescueConfig
 from engine.config.resources import ResourcesConfig
 from engine.config.reward import AnnotatorConfig, RewardConfig
 from engine.config.rollout import RolloutConfig, SamplingConfig
 from engine.config.training import StageTrainingConfig, TrainingConfig
+from engine.config.truncated import KeepTruncated, OverlongPenalty, TruncatedConfig
 
 
 class EvaluationConfig(Settings):
@@ -25,16 +27,40 @@ class EvaluationConfig(Settings):
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
 
 
+class SFTValidationConfig(Settings):
+    """The loss on conversations that are not trained on."""
+
+    every_steps: Positive
+    """How often it is taken; at the end of the stage it always is."""
+    held_out_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Share of the conversations, chosen by content hash: neither the seed nor the order of the rows changes which."""
+
+
 class SFTStageConfig(Settings):
     """Supervised fine-tuning on `messages`, loss on assistant tokens only."""
 
     kind: Literal["sft"]
-    steps: Positive
+    steps: Positive | None = None
+    """Optimizer steps; set this or `epochs`."""
+    epochs: Positive | None = None
+    """Times that each conversation is visited; the last step takes what is left."""
     rows_per_step: Positive = 96
-    """Conversations of one optimizer step, over all ranks."""
+    """Conversations of one optimizer step, over all ranks. Where a chat template rewrites earlier turns, a row is one answer of a conversation."""
     max_tokens: Positive = 128
-    """Longest conversation; longer ones are dropped and counted."""
+    """Longest row; longer ones are dropped and counted."""
+    validation: SFTValidationConfig | None = None
+    """null holds nothing out."""
     training: StageTrainingConfig
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(f"set exactly one of steps and epochs; steps is {self.steps}, epochs is {self.epochs}")
+        return self
+
+    def total_steps(self, rows: int) -> int:
+        """Optimizer steps over so many rows."""
+        return self.steps or -(-(self.epochs or 0) * rows // self.rows_per_step)
 
 
 class RLStageConfig(Settings):
@@ -50,6 +76,12 @@ class RLStageConfig(Settings):
     max_prompt_tokens: Positive
     """Longer prompts are dropped and counted."""
     max_response_tokens: Positive
+    groups: GroupsConfig = KeepGroups()
+    """What is done about groups without signal: those whose valid samples all have the same outcome."""
+    rescue: RescueConfig | None = None
+    """Before that: a remembered right response for groups in which every sample is wrong; null leaves it out."""
+    truncated: TruncatedConfig = KeepTruncated()
+    """What is done about answers that reach `max_response_tokens` before their end."""
     sampling: SamplingConfig = SamplingConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     reward: RewardConfig = RewardConfig()
@@ -64,6 +96,31 @@ class RLStageConfig(Settings):
     def _updates_divide(self) -> Self:
         if self.prompts_per_step % self.updates_per_step:
             raise ValueError(f"prompts_per_step ({self.prompts_per_step}) must be a multiple of updates_per_step ({self.updates_per_step})")
+        return self
+
+    @model_validator(mode="after")
+    def _groups_fit(self) -> Self:
+        if isinstance(self.groups, FilterGroups) and self.prompts_per_generation < self.prompts_per_step:
+            raise ValueError(
+                f"groups.prompts_per_generation ({self.prompts_per_generation}) is below prompts_per_step ({self.prompts_per_step}); raise it"
+            )
+        if self.rescue is not None and self.reward.shuffle:
+            raise ValueError("rescue puts right answers in, and reward.shuffle is a control arm that must not learn; leave one of them out")
+        return self
+
+    @property
+    def prompts_per_generation(self) -> int:
+        """Prompts that are asked at a time."""
+        own = self.groups.prompts_per_generation if isinstance(self.groups, FilterGroups) else None
+        return own or self.prompts_per_step
+
+    @model_validator(mode="after")
+    def _buffer_fits(self) -> Self:
+        if isinstance(self.truncated, OverlongPenalty) and self.truncated.buffer_tokens > self.max_response_tokens:
+            raise ValueError(
+                f"truncated.buffer_tokens ({self.truncated.buffer_tokens}) is more than max_response_tokens ({self.max_response_tokens}), so that "
+                "every response would be punished; lower it"
+            )
         return self
 
     @model_validator(mode="after")

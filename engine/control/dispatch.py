@@ -1,5 +1,6 @@
 """How the arguments of a worker's method are spread over the ranks, and how the results are gathered."""
 
+import bisect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -156,31 +157,39 @@ def cut(value: Any, share: Share) -> Any:
     return value.chunk(share.of)[share.index]
 
 
-def assemble(fetch: Callable[[Sequence[int]], Sequence[Any]], sizes: Sequence[int], order: Sequence[int] | None, share: Share) -> Any:
-    """A share of rows that lie in several parts, fetching only the parts that it needs.
+def places(sizes: Sequence[int], order: Sequence[int] | None, share: Share) -> list[tuple[int, int]]:
+    """(part, row in it) of each row of a share of rows that lie in several parts.
 
     Args:
-        fetch: gives the parts (batches or lists) with these numbers.
         sizes: rows of each part.
-        order: the whole's rows, as positions in the parts one after the other; None leaves them as they lie.
+        order: the whole's rows, as positions in the parts one after the other; some may be left out, and some occur more than once. None
+            leaves them as they lie.
         share: which rows of the whole.
 
     Raises:
-        ValueError: `order` is not a permutation of the rows.
+        ValueError: `order` names a row that there is not.
     """
     starts = [0, *itertools.accumulate(sizes)]
-    total = starts[-1]
-    if order is not None and sorted(order) != list(range(total)):
-        raise ValueError(f"reorder needs each of {total} rows once; got {len(order)} positions")
-    rows = share.range(total)
-    wanted: Sequence[int] = rows if order is None else [order[row] for row in rows]
-    needed = [part for part in range(len(sizes)) if any(starts[part] <= row < starts[part + 1] for row in wanted)] or [0]
+    positions: Sequence[int] = range(starts[-1]) if order is None else order
+    if strange := [position for position in positions if not 0 <= position < starts[-1]]:
+        raise ValueError(f"there is no row {strange[0]}: the parts have {starts[-1]} rows, numbered from 0")
+    wanted = [positions[row] for row in share.range(len(positions))]
+    return [(part, position - starts[part]) for position in wanted for part in [bisect.bisect_right(starts, position) - 1]]
+
+
+def assemble(fetch: Callable[[Sequence[int]], Sequence[Any]], sizes: Sequence[int], order: Sequence[int] | None, share: Share) -> Any:
+    """A share of rows that lie in several parts, fetching only the parts that it needs.
+
+    `fetch` gives the parts (batches or lists) with these numbers; the other arguments are those of `places`, whose errors this raises too.
+    """
+    wanted = places(sizes, order, share)
+    needed = sorted({part for part, _ in wanted}) or [0]
     parts = list(fetch(needed))
     for part, value in zip(needed, parts, strict=True):
         if rows_of(value) != sizes[part]:
             raise AssertionError(f"part {part} was said to have {sizes[part]} rows and has {rows_of(value)}")
-    offset = {part: sum(sizes[other] for other in needed if other < part) for part in needed}
-    positions = [row - starts[part] + offset[part] for row in wanted for part in needed if starts[part] <= row < starts[part + 1]]
+    offset = dict(zip(needed, itertools.accumulate((sizes[part] for part in needed), initial=0), strict=False))
+    positions = [offset[part] + row for part, row in wanted]
     whole = parts[0] if len(parts) == 1 else DATA_PARALLEL.gather(parts)
     return whole if positions == list(range(len(whole))) else take(whole, positions)
 

@@ -32,8 +32,6 @@ class FromWorkers:
     """One, or several whose columns are joined."""
     reports: tuple[tuple[int, ...], ...]
     """For each of `parts`, where among the call's reports those of its parts stand."""
-    operations: tuple[int, ...]
-    """Numbers of the operations that made them."""
     share: Share
 
 
@@ -215,9 +213,12 @@ def _argument(value: Any, reports: Sequence[Report], taken: dict[int, int]) -> A
     if not isinstance(value, FromWorkers):
         return value
     columns = []
-    for parts, positions, operation in zip(value.parts, value.reports, value.operations, strict=True):
-        columns.append(parts.share([reports[position].rows for position in positions], value.share))
-        taken[operation] = taken.get(operation, 0) + size_of(columns[-1])
+    for parts, positions in zip(value.parts, value.reports, strict=True):
+        sizes = [reports[position].rows for position in positions]
+        columns.append(parts.share(sizes, value.share))
+        size = size_of(columns[-1])
+        for operation, part in parts.origins(sizes, value.share).items():
+            taken[operation] = taken.get(operation, 0) + round(part * size)
     return columns[0] if len(columns) == 1 else join(*aligned(columns))
 
 

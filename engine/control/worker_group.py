@@ -114,10 +114,10 @@ class WorkerGroup:
             results.append(result)
         speaking = [mode.speaks(mesh, call.rank) for call in calls]
         spoken = [call for call, speaks in zip(calls, speaking, strict=True) if speaks]
-        parts = Parts([result for result, speaks in zip(results, speaking, strict=True) if speaks], mode)
-        sources = [future.operation for future in futures]
+        sources = [operation for future in futures for operation in future.parts.operations]
         operation = recorder.sent(self.role, operator, self.pool.name, self.pool.device, calls, spoken, sources)
-        return BatchFuture(parts, calls, spoken, self._deadline_seconds, operation, recorder)
+        parts = Parts([result for result, speaks in zip(results, speaking, strict=True) if speaks], [operation] * len(spoken), mode)
+        return BatchFuture(parts, calls, spoken, self._deadline_seconds, recorder)
 
     def _value(self, argument: Any, mode: Mode, mesh: Mesh, rank: int, reports: Sequence[Any], shared: dict[int, Any]) -> Any:
         """What one rank is sent of an argument. What is large and the same for all is put into the object store once (`shared`)."""
@@ -135,9 +135,9 @@ class WorkerGroup:
         spoken = [future.spoken for future in futures]
         if mode is EACH and not parts[0].mode.rowwise:
             # Item r of a list by rank is what rank r returned.
-            parts, spoken = (Parts([parts[0].references[rank]], RANK_ZERO),), [[spoken[0][rank]]]
+            parts, spoken = (Parts([parts[0].references[rank]], [parts[0].operations[rank]], RANK_ZERO),), [[spoken[0][rank]]]
         positions = tuple(tuple(reports.index(call.report) for call in calls) for calls in spoken)
-        return FromWorkers(parts, positions, tuple(future.operation for future in futures), mode.share(mesh, rank))
+        return FromWorkers(parts, positions, mode.share(mesh, rank))
 
 
 def _futures(argument: Any) -> Sequence[BatchFuture]:

@@ -9,10 +9,10 @@ from engine.config import OptimizerConfig, RLStageConfig
 from engine.control.future import BatchFuture, Joined, join
 from engine.control.worker_group import WorkerGroup
 from engine.events import Emit, SamplesGenerated, StageFinished, StageStarted, StepFinished, StepTraced, WeightsSynchronised
-from engine.metrics import Statistics
+from engine.metrics import Statistics, merge
 from engine.prompts import Prompt, PromptSampler
 from engine.reshard.ledger import Ledger
-from engine.rollout.plan import SamplePlan
+from engine.trainer.generation import Drawn, Generation
 from engine.trainer.replay import STATE, step_directory
 from engine.trainer.samples import sample_rows
 from engine.trainer.session import Session
@@ -58,39 +58,45 @@ class SyncTrainer:
         """All steps of the stage. The policy starts as it is, with a fresh optimizer."""
         config, recorder, started = self.config, self.session.recorder, time.perf_counter()
         self.emit(StageStarted(stage=self.stage, kind="rl", steps=config.steps))
-        sampler = PromptSampler(self.prompts, config.prompts_per_step, self.seed)
+        key = "prompts_per_step" if config.prompts_per_generation == config.prompts_per_step else "groups.prompts_per_generation"
+        sampler = PromptSampler(self.prompts, config.prompts_per_generation, self.seed, key)
+        generation = Generation(self.session, self.stage, config, self.seed, sampler)
         self.session.load_prompts(self.stage, self.prompts)
         self.session.begin_stage(config)
         for step in range(1, config.steps + 1):
             self._reset_reference(step)
             recorder.begin(self.stage, step, self._keep(step))
-            metrics, samples = self.step(step, sampler.positions(step))
+            metrics, samples = self.step(step, generation)
             self.emit(StepTraced(trace=recorder.finish()))
             self._show(step, samples)
             self.emit(StepFinished(stage=self.stage, step=step, metrics=metrics))
         self.emit(StageFinished(stage=self.stage, steps=config.steps, seconds=time.perf_counter() - started))
 
-    def step(self, step: int, positions: Sequence[int]) -> tuple[dict[str, float], Joined]:
-        """One rollout batch, its updates and the synchronisation. Returns the step's metrics, and its samples where they lie."""
+    def step(self, step: int, generation: Generation) -> tuple[dict[str, float], Joined]:
+        """One rollout batch, its updates and the synchronisation. Returns the step's metrics, and its samples where they lie.
+
+        Where no group is left to train on, it ends with the rollout.
+        """
         actor, critic, timer = self.session.actor, self.session.critic, PhaseTimer()
 
         with timer("generate"):
-            rollout = actor.generate(self._plan(step, positions))  # returns at once
-            rewards = self._rewards(step, rollout)  # begin with each sample when it is finished
-            order = self._balanced(actor.lengths(rollout).get())
-        samples = join(rollout, *rewards)
-        rollout, rewards = rollout.reorder(order), [columns.reorder(order) for columns in rewards]
+            drawn = generation.draw(step)
+            samples = join(*drawn.columns)
+            if drawn.empty:
+                return self._without_update(samples, drawn, timer), samples
+            drawn = drawn.ordered(self._balanced(actor.lengths(drawn.trained[0]).get()))
+        rollout, *rewards = drawn.trained
         old = actor.log_prob(rollout)  # these run side by side
         reference = self._reference(rollout)
         values = [critic.values(rollout)] if critic is not None and self.config.algorithm.critic else []
         scored = join(rollout, *rewards, old, *reference, *values)
-        advantages = actor.advantage(scored, step)
-        measured = actor.measure(scored)
+        advantages = actor.advantage(scored, step, drawn.group)
+        measured = [actor.measure(samples), actor.measure_trained(scored)]
 
         with timer("log_prob"):
             agreed = self._agreed(step, actor.agreement(join(rollout, old)).get())
         with timer("reward"):
-            measures = measured.get().result()
+            measures = merge(statistics.get() for statistics in measured).result()
         with timer("update"):
             updates = [Update("policy", actor, self.config.training.optimizer, join(rollout, old, *reference, advantages))]
             if critic is not None and self.config.algorithm.critic is not None:
@@ -103,6 +109,7 @@ class SyncTrainer:
         tokens = measures.pop("response/tokens_total")
         metrics = {
             **measures,
+            **drawn.metrics,
             **agreed,
             **{name: value for metrics in updated for name, value in metrics.items()},
             **{f"sync/{name}": max(rank[name] for rank in synchronised) for name in SYNC_METRICS},
@@ -112,19 +119,11 @@ class SyncTrainer:
         }
         return metrics, samples
 
-    def _plan(self, step: int, positions: Sequence[int]) -> SamplePlan:
-        config, greedy = self.config, self.config.algorithm.advantage.needs_greedy
-        samples = (config.samples_per_prompt, config.sampling, config.max_response_tokens)
-        return SamplePlan(self.stage, tuple(positions), *samples, self.seed, self.stage, step, greedy_baseline=greedy)
-
-    def _rewards(self, step: int, rollout: BatchFuture) -> list[BatchFuture]:
-        """The column `reward`, and the columns of every annotator."""
-        scores, shuffle = self.session.reward.score(rollout), self.config.reward.shuffle
-        annotations = [annotator.annotations(rollout) for annotator in self.session.annotators.values()]
-        weights = {name: annotator.reward_weight for name, annotator in self.session.config.annotators.items() if annotator.reward_weight}
-        if weights or shuffle:
-            scores = self.session.reward.combine(join(scores, *annotations), weights, (self.seed, step) if shuffle else None)
-        return [scores, *annotations]
+    def _without_update(self, samples: Joined, drawn: Drawn, timer: PhaseTimer) -> dict[str, float]:
+        """Metrics of a step that trains on nothing: the weights stay, and the rollout engine has them."""
+        measures = self.session.actor.measure(samples).get().result()
+        tokens = measures.pop("response/tokens_total")
+        return {**measures, **drawn.metrics, "data/skipped_updates": 1.0, "throughput/tokens_per_second": tokens / timer.elapsed(), **timer.metrics()}
 
     def _balanced(self, lengths: Sequence[int]) -> list[int]:
         """An order of the step's rows in which every rank computes over nearly as many tokens."""

@@ -18,10 +18,9 @@ from engine.algorithms.coefficients import Coefficients, Observed
 from engine.algorithms.kl import kl
 from engine.algorithms.policy_loss import policy_loss
 from engine.algorithms.rollout_agreement import rollout_agreement
-from engine.algorithms.step import measure, step_advantages
 from engine.batch import Batch, join
 from engine.config import RLStageConfig
-from engine.control.dispatch import ALL, DATA_PARALLEL, METRICS, RANK_ZERO, register
+from engine.control.dispatch import ALL, DATA_PARALLEL, METRICS, register
 from engine.control.mesh import Mesh
 from engine.control.worker_group import Outlet
 from engine.export import save_checkpoint
@@ -39,9 +38,10 @@ from engine.rollout.plan import SamplePlan
 from engine.rollout.registry import BACKENDS
 from engine.training.backend import Measure
 from engine.training.lora import export_adapter
-from engine.workers.base import TRAIN, StageConfig, TrainedWorker
+from engine.workers.base import TRAIN, StageConfig
 from engine.workers.columns import conversations, greedy_columns, in_order, token_tensors
 from engine.workers.reward import Finished
+from engine.workers.step import StepWorker
 
 ROLLOUT = "rollout"
 """The mesh over which the rollout engines divide their requests."""
@@ -60,7 +60,7 @@ class Phase(Enum):
     READY = "both engines hold the same weights"
 
 
-class HybridActor(TrainedWorker):
+class HybridActor(StepWorker):
     """One rank. All but RANK_ZERO methods are collectives: the group calls them on every rank."""
 
     prefix = "policy"
@@ -72,7 +72,6 @@ class HybridActor(TrainedWorker):
         self._phase = Phase.STALE
         self._weight_version = 0
         self._finished: Outlet | None = None
-        self._coefficients = Coefficients()
 
     def sharding(self) -> Sharding | None:
         """The rollout engine is made first, and asked what it needs: shards that lie inside of it need not travel."""
@@ -120,9 +119,10 @@ class HybridActor(TrainedWorker):
     def begin_stage(self, config: StageConfig) -> None:
         """A fresh optimizer and schedule; the stage's settings hold for all calls until the next."""
         self._stage = config
+        self.begin_memories()
+        assert config.steps is not None, "a stage begins with its number of steps known"
         updates = config.updates_per_step if isinstance(config, RLStageConfig) else 1
         self.start_optimizer(config.training.optimizer, config.steps * updates)
-        self._coefficients = Coefficients.first(config.algorithm) if isinstance(config, RLStageConfig) else Coefficients()
 
     @register(ALL)
     def restart_optimizer(self, steps: int) -> None:
@@ -213,24 +213,15 @@ class HybridActor(TrainedWorker):
 
     @register(METRICS, mesh=TRAIN)
     def agreement(self, batch: Batch) -> Statistics:
-        """How far trainer and rollout are apart on the tokens that the rollout drew, and the policy's entropy."""
+        """How far trainer and rollout are apart on the tokens just drawn, and the policy's entropy."""
         mask = batch.tensors["response_mask"]
+        if "rescued" in batch.tensors:  # Drawn with older weights.
+            mask = mask & ~batch.tensors["rescued"][:, None]
         statistics = rollout_agreement(batch.tensors["old_log_probs"], batch.tensors["rollout_log_probs"], mask)
         for name in ("entropy", "entropy_temperature_1"):
             if (column := batch.tensors.get(f"old_{name}")) is not None:
                 statistics.add(f"policy/{name}", Mean(float(column[mask].double().sum()), int(mask.sum())))
         return statistics
-
-    @register(RANK_ZERO)
-    def advantage(self, batch: Batch, step: int) -> Batch:
-        """Advantages [B, T] over the whole step, returns [B, T] where a critic is trained on them, and the tokens that the loss selects."""
-        stage, parts = self._rl_stage, self.meshes()[TRAIN].parts
-        return step_advantages(batch, stage.algorithm, parts, stage.updates_per_step, (self.config.seed, step), self._coefficients.kl)
-
-    @register(RANK_ZERO)
-    def measure(self, batch: Batch) -> Statistics:
-        """What a step's samples and rewards were like."""
-        return measure(batch, self._rl_stage.algorithm)
 
     @register(METRICS, mesh=TRAIN)
     def update(self, batch: Batch) -> Statistics:
@@ -266,6 +257,16 @@ class HybridActor(TrainedWorker):
         statistics.add("policy/skipped_updates", Maximum(float(not taken)))
         statistics.add("sft/tokens", Sum(float(batch.tensors["attention_mask"].sum())))
         return statistics
+
+    @register(METRICS, mesh=TRAIN)
+    def validate_sft(self, chosen: list[int]) -> Statistics:
+        """Mean negative log-likelihood, over tokens, of what the chosen conversations would teach. Nothing is learnt."""
+        batch, total = conversations([self._rows[row] for row in chosen]), 0.0
+        with torch.no_grad():
+            for part in self.passes(batch, self._stage.training.max_tokens_per_micro_batch):
+                log_probs = self.training.score(part, 1.0).log_probs.cpu()
+                total -= float(torch.where(part.tensors["response_mask"], log_probs, 0).double().sum())
+        return Statistics({"sft/validation_loss": Mean(total, float(batch.tensors["response_mask"].sum()))})
 
     @register(ALL)
     def synchronise(self) -> dict[str, float]:
@@ -324,8 +325,8 @@ class HybridActor(TrainedWorker):
             export_adapter(directory, weights, self.config.training.lora, str(self.model_directory))
 
     def own_state(self) -> dict[str, Any]:
-        """The weight version, and the coefficients that controllers move."""
-        return {"weight_version": self._weight_version, "coefficients": self._coefficients}
+        """The weight version, and what the stage remembers."""
+        return {"weight_version": self._weight_version, **self.memories()}
 
     def take_own_state(self, state: dict[str, Any]) -> None:
         """The rollout engine waits for `synchronise`, which gives it these weights as the version that they were."""
@@ -333,12 +334,7 @@ class HybridActor(TrainedWorker):
         if self._synchroniser is not None:
             self._synchroniser.forget()
         self._weight_version = state["weight_version"] - 1
-        self._coefficients = state["coefficients"]
-
-    @property
-    def _rl_stage(self) -> RLStageConfig:
-        assert isinstance(self._stage, RLStageConfig), f"a call of an RL stage within a stage of kind {self._stage.kind}"
-        return self._stage
+        self.take_memories(state)
 
     def _synchronise_adapter(self) -> Ledger:
         started = time.perf_counter()

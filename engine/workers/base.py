@@ -216,13 +216,20 @@ class TrainedWorker(Worker):
         """`updates_per_step` optimizer steps, one for each contiguous part of this rank's rows. A collective.
 
         `share(pass, denominators=, statistics=)` gives a pass's share of the loss of its optimizer step, and adds it to the statistics as
-        `PREFIX/loss`.
+        `PREFIX/loss`. A mini-batch without any response token, on all ranks together, makes no step: `PREFIX/empty_updates`.
         """
-        statistics, loss, skipped = Statistics(), f"{self.prefix}/loss", 0
+        loss, skipped, empty = f"{self.prefix}/loss", 0, 0
+        statistics = Statistics({loss: Sum(0.0)})
         for mini_batch in columns.chunk(stage.updates_per_step):
-            term = partial(share, denominators=self.denominators(mini_batch), statistics=statistics)
+            denominators = self.denominators(mini_batch)
+            if not denominators.tokens:
+                # All ranks count alike. With a gradient of 0 the optimizer would still move by its momentum and decay the weights.
+                empty += 1
+                continue
+            term = partial(share, denominators=denominators, statistics=statistics)
             skipped += not self.optimizer_step(mini_batch, stage.training.max_tokens_per_micro_batch, term, statistics)
         statistics.add(f"{self.prefix}/skipped_updates", Maximum(float(skipped)))  # All ranks skip the same ones.
+        statistics.add(f"{self.prefix}/empty_updates", Maximum(float(empty)))
         # Every share of the loss carried the denominators of its own optimizer step.
         statistics.entries[loss] = Sum(statistics.result()[loss] / stage.updates_per_step)
         return statistics

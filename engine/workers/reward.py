@@ -37,9 +37,9 @@ class RewardWorker(Worker):
 
     @register(DATA_PARALLEL, beside=True)
     def score(self, rollout: Batch) -> Batch:
-        """The score of each response, as the tensor reward [B] float32. Raises what the reward function raises, naming reward and prompt.
+        """The score of each response, as the tensors reward and outcome [B] float32.
 
-        With greedy answers also theirs, as the tensor greedy_reward [B] float32.
+        Raises what the reward function raises, naming reward and prompt. With greedy answers also theirs, as the tensor greedy_reward [B] float32.
         """
         name, places = rollout.meta["prompt_set"], rollout.tensors["prompt"].tolist()
         scored = {"reward": "response", "greedy_reward": "greedy_response"}
@@ -49,20 +49,22 @@ class RewardWorker(Worker):
             if responses in rollout.objects
         }
         self._ahead.clear()
-        return Batch(tensors={column: torch.tensor(values, dtype=torch.float32) for column, values in scores.items()})
+        tensors = {column: torch.tensor(values, dtype=torch.float32) for column, values in scores.items()}
+        return Batch(tensors={**tensors, "outcome": tensors["reward"]})
 
     @register(RANK_ZERO, beside=True)
     def combine(self, scores: Batch, weights: Mapping[str, float], shuffle_seed: tuple[int, ...] | None) -> Batch:
         """The step's rewards: the functions' scores plus each annotator's score by its weight; for a control arm dealt out at random.
 
-        Rewards of greedy answers stay as they are.
+        Rewards of greedy answers stay as they are, and the column outcome is what the functions gave.
         """
         total = scores.tensors["reward"].double()
         for annotator, weight in weights.items():
             total = total + weight * scores.tensors[f"{annotator}/score"].double()
         if shuffle_seed is not None:
             total = total[torch.from_numpy(np.random.default_rng(shuffle_seed).permutation(len(total)))]
-        return Batch(tensors={**{name: scores.tensors[name] for name in ("greedy_reward",) if name in scores.tensors}, "reward": total.float()})
+        kept = {name: scores.tensors[name] for name in ("greedy_reward",) if name in scores.tensors}
+        return Batch(tensors={**kept, "reward": total.float(), "outcome": scores.tensors["reward"]})
 
     def _score(self, sample: Finished) -> float:
         if sample not in self._ahead:

@@ -20,7 +20,7 @@ from light_workers import LightWorker
 from engine.batch import Batch
 from engine.config import PoolConfig, ResourcesConfig
 from engine.control.deadline import WorkerError
-from engine.control.future import BatchFuture, join
+from engine.control.future import BatchFuture, join, stack
 from engine.control.resources import Pool, ResourceError, open_pools
 from engine.control.worker_group import WorkerGroup
 from engine.trainer.session import import_path
@@ -142,13 +142,26 @@ def test_ragged_batches_come_back_between_groups_of_other_sizes(group: WorkerGro
 def test_rows_in_another_order_without_a_detour(group: WorkerGroup, four: WorkerGroup) -> None:
     made = group.make([1, 2, 3, 4, 5])
     order = [4, 2, 0, 1, 3]
-    turned = made.reorder(order)
+    turned = made.rows(order)
     # Mutation: compose two orders the wrong way round.
     assert turned.get().objects["name"] == ["5", "3", "1", "2", "4"]
-    assert turned.reorder(order).get().objects["name"] == ["4", "1", "5", "3", "2"]
-    assert four.subtract(join(turned, four.double(made).reorder(order))).get().tensors["value"].tolist() == [5, 3, 1, 2, 4]
-    with pytest.raises(ValueError, match="reorder needs each of 5 rows once"):
-        made.reorder([0, 1]).get()
+    assert turned.rows(order).get().objects["name"] == ["4", "1", "5", "3", "2"]
+    assert four.subtract(join(turned, four.double(made).rows(order))).get().tensors["value"].tolist() == [5, 3, 1, 2, 4]
+    with pytest.raises(ValueError, match="there is no row 5: the parts have 5 rows"):
+        made.rows([0, 5]).get()
+
+
+def test_some_rows_of_several_calls(group: WorkerGroup, four: WorkerGroup) -> None:
+    # Calls of 3 and 4 rows on two ranks, some of whose rows go to four, which get 2, 1, 1 and 1. Mutations: sizes of the first call for all;
+    # parts in another order than the calls' reports.
+    made = stack([group.make([1, 2, 3]), group.make([4, 5, 6, 7])])
+    assert made.get().objects["name"] == ["1", "2", "3", "4", "5", "6", "7"]
+    chosen = made.rows([6, 0, 0, 3, 4])
+    found = four.subtract(join(chosen, four.double(chosen))).get()
+    assert found.tensors["value"].tolist() == [7, 1, 1, 4, 5]
+    assert not found.tensors["zero"].any()
+    with pytest.raises(ValueError, match="rows are chosen after calls are stacked"):
+        stack([made, chosen])
 
 
 def test_a_mesh_of_pairs(four: WorkerGroup) -> None:
@@ -229,7 +242,7 @@ def test_what_passes_through_the_controller_is_counted(group: WorkerGroup) -> No
     recorder = group.recorder
     recorder.begin("test", 1)
     made = group.make(list(range(50)))
-    group.double(made).reorder(list(reversed(range(50))))
+    group.double(made).rows(list(reversed(range(50))))
     measured = group.mean(made).get()
     trace = recorder.finish()
     assert measured.result() == {"value": 24.5}

@@ -29,5 +29,5 @@ def test_smollm2_comes_out_of_its_package_and_can_speak(tmp_path: Path) -> None:
     assert "Paris" in tokenizer.decode(answer)
 
     # Its template has no generation markers: the mask comes from prefixes.
-    ids, mask = render_conversation(tokenizer, [*question, {"role": "assistant", "content": "Paris."}])
+    ((ids, mask),) = render_conversation(tokenizer, [*question, {"role": "assistant", "content": "Paris."}])
     assert tokenizer.decode([token for token, learn in zip(ids, mask, strict=True) if learn]) == "Paris.<|im_end|>"

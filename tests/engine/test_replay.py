@@ -66,7 +66,9 @@ def test_rewards_too(kept: Session) -> None:
     directory, there = operations(kept, 3)
     assert [(difference.rank, difference.column, difference.largest) for difference in replay(kept, directory, there["reward.score"])] == [
         (0, "reward", 0.0),
+        (0, "outcome", 0.0),
         (1, "reward", 0.0),
+        (1, "outcome", 0.0),
     ]
 
 

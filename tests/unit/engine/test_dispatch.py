@@ -76,9 +76,19 @@ def test_only_what_is_needed_is_fetched() -> None:
     assert fetched == [2, 3]
 
 
-@pytest.mark.parametrize("order", [[0, 1], [0, 0, 1], [0, 1, 3]])
-def test_an_order_names_each_row_once(order: list[int]) -> None:
-    with pytest.raises(ValueError, match="reorder needs each of 3 rows once"):
+@given(sizes=st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any), of=st.integers(1, 5), data=st.data())
+def test_rows_may_be_left_out_and_come_again(sizes: list[int], of: int, data: st.DataObject) -> None:
+    # Mutation: shares of all rows instead of the chosen ones.
+    order = data.draw(st.lists(st.integers(0, sum(sizes) - 1), max_size=12))
+    parts = [list(range(sum(sizes[:part]), sum(sizes[: part + 1]))) for part in range(len(sizes))]
+    shares = [assemble(lambda numbers: [parts[number] for number in numbers], sizes, order, Share(index, of)) for index in range(of)]
+    assert [row for share in shares for row in share] == order
+    assert [len(share) for share in shares] == [len(Share(index, of).range(len(order))) for index in range(of)]
+
+
+@pytest.mark.parametrize("order", [[0, 3], [-1]])
+def test_rows_that_there_are_not_cannot_be_chosen(order: list[int]) -> None:
+    with pytest.raises(ValueError, match=f"there is no row {order[-1]}: the parts have 3 rows"):
         assemble(lambda numbers: [[1, 2, 3]], [3], order, Share())
 
 

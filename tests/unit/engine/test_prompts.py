@@ -62,6 +62,24 @@ def test_the_order_is_numpys_permutation_seeded_by_seed_and_epoch() -> None:
     assert [prompt.index for k in (1, 2, 3, 4) for prompt in sampler.step(k)] == [5, 2, 0, 4, 1, 3, 3, 0, 2, 1, 4, 5]
 
 
+# Mutations: the permutation seeded by the step alone; pieces of `generation * size`; prompts of the step itself not left out.
+@settings(deadline=None)
+@given(sizes(), st.integers(0, 2**31 - 1), st.integers(1, 60))
+def test_further_generations_ask_every_other_prompt_once(size: tuple[int, int], seed: int, k: int) -> None:
+    count, per_step = size
+    sampler = PromptSampler(prompts(count), per_step, seed)
+    generations = [sampler.positions(k), *(sampler.more_positions(k, number) for number in range(1, 2 + count // per_step))]
+    assert sorted(position for positions in generations for position in positions) == list(range(count))
+    assert all(len(positions) == per_step for positions in generations[: count // per_step])
+    # Of (seed, step, generation) alone: a resumed run continues exactly.
+    assert PromptSampler(prompts(count), per_step, seed).more_positions(k, 1) == sampler.more_positions(k, 1)
+
+
+def test_steps_and_seeds_have_further_prompts_of_their_own() -> None:
+    found = {tuple(PromptSampler(prompts(60), 2, seed).more_positions(k, 1)) for seed in (0, 1) for k in (1, 2)}
+    assert len(found) == 4
+
+
 # Mutation: drop the check in `__init__`.
 def test_more_prompts_a_step_than_there_are_is_refused() -> None:
     with pytest.raises(ValueError, match=r"prompts_per_step \(5\) is larger than the number of training prompts \(4\)"):

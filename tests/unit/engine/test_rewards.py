@@ -169,7 +169,11 @@ def test_shuffle_deals_the_same_scores_out_anew() -> None:
 def test_annotators_scores_count_by_their_weight() -> None:
     scores = Batch(tensors={"reward": torch.tensor([1.0, 0.0]), "judge/score": torch.tensor([4.0, -2.0]), "other/score": torch.tensor([9.0, 9.0])})
     # 1 + 0.5 x 4 and 0 - 0.5 x 2; what has no weight counts nothing. Mutation: the weight left out.
+    combined = worker().combine(scores, {"judge": 0.5}, (1, 2)).tensors
+    assert sorted(combined["reward"].tolist()) == [-1.0, 3.0]
     assert worker().combine(scores, {"judge": 0.5}, None).tensors["reward"].tolist() == [3.0, -1.0]
+    # Whether a group has signal is asked of what the functions gave. Mutation: of the sum, or dealt out.
+    assert combined["outcome"].tolist() == [1.0, 0.0]
 
 
 def test_what_was_scored_ahead_is_not_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:

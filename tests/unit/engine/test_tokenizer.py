@@ -23,7 +23,7 @@ def without_markers() -> PreTrainedTokenizerFast:
 
 
 def masked_text(tokenizer: PreTrainedTokenizerFast, chat: list[dict[str, str]]) -> str:
-    ids, mask = render_conversation(tokenizer, chat)
+    ((ids, mask),) = render_conversation(tokenizer, chat)
     assert len(ids) == len(mask)
     return str(tokenizer.decode([token for token, learn in zip(ids, mask, strict=True) if learn]))
 
@@ -62,7 +62,7 @@ def test_the_end_of_a_turn_ends_the_sequence_and_padding_is_zero() -> None:
 # Mutation: a template that writes something else around the turns.
 def test_chats_are_rendered_as_chatml() -> None:
     text = "<|im_start|>user\n4 + 3 =<|im_end|>\n<|im_start|>assistant\n<think>7</think>\\boxed{7}<|im_end|>\n"
-    assert TOKENIZER.decode(render_conversation(TOKENIZER, CHAT)[0]) == text
+    assert TOKENIZER.decode(render_conversation(TOKENIZER, CHAT)[0][0]) == text
     assert TOKENIZER.decode(render_prompt(TOKENIZER, CHAT[:1])) == "<|im_start|>user\n4 + 3 =<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -87,29 +87,27 @@ def test_markers_and_prefixes_agree(turns: list[tuple[str, str]]) -> None:
 @given(printable, printable)
 def test_a_prompt_is_a_prefix_of_its_conversation(question: str, answer: str) -> None:
     chat = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    ids, mask = render_conversation(TOKENIZER, chat)
+    ((ids, mask),) = render_conversation(TOKENIZER, chat)
     prompt = render_prompt(TOKENIZER, chat[:1])
     assert ids[: len(prompt)] == prompt
     assert not any(mask[: len(prompt)])
     assert mask[len(prompt)]
 
 
-# Mutation: leave out one of the two prefix comparisons.
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% for m in messages %}[{{ m.role }}]{{ m.content if loop.last or m.role == 'user' else m.content[-3:] }}<|im_end|>{% endfor %}"
-        "{% if add_generation_prompt %}[assistant]{% endif %}",
-        "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}[assistant]<think>{% endif %}",
-    ],
-    ids=["drops earlier thinking", "adds to the prompt"],
-)
-def test_a_template_that_breaks_prefixes_is_refused(template: str) -> None:
+@pytest.mark.parametrize("markers", [False, True])
+def test_a_template_whose_prompt_does_not_begin_its_answer_is_refused(markers: bool) -> None:
+    # Mutations: no comparison with the prompt; none where there are markers.
+    answer = "{% generation %}{{ m.content }}{% endgeneration %}" if markers else "{{ m.content }}"
     tokenizer = character_tokenizer(256)
-    tokenizer.chat_template = template
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]" + answer + "<|im_end|>{% endfor %}{% if add_generation_prompt %}[assistant]<think>{% endif %}"
+    )
     chat = [*TWO_ANSWERS[:3], {"role": "assistant", "content": "plain"}]
-    with pytest.raises(ValueError, match=r"message [13] \(assistant, .*the chat template renders the turns up to it differently"):
+    with pytest.raises(ValueError, match=r"message 3 \(assistant, 'plain'\): the chat template does not render the prompt before it"):
         render_conversation(tokenizer, chat)
+    # Written into the messages, it fits.
+    chat = [message | ({"content": "<think>" + message["content"]} if message["role"] == "assistant" else {}) for message in TWO_ANSWERS]
+    assert len(render_conversation(tokenizer, chat)) == 1
 
 
 def test_it_is_the_same_after_saving(tmp_path: Path) -> None:

@@ -132,12 +132,20 @@ MISTAKES = {
         ("seed=1,2", "seed: seed=1,2 is a sweep over several values; give one"),
         ("seed 1", "seed 1: not of the form key=value"),
     ],
+    "unknown kind": [
+        ("stages.rl.groups.kind=fliter", "stages.rl.groups.kind: is 'fliter'; it can be 'keep', 'filter', 'substitute', 'drop'"),
+        ("stages.rl.truncated={kind: penalty}", "stages.rl.truncated.buffer_tokens: has to be set: integer"),
+    ],
+    "settings of another kind": [
+        ("stages.rl.groups.max_generations=3", "stages.rl.groups.max_generations: unknown key of kind=keep, which takes: ; kind=filter has max_gen"),
+    ],
+    "no length": [("stages.sft.steps=null", "stages.sft: set exactly one of steps and epochs; steps is None, epochs is None")],
+    "two lengths": [("stages.sft.epochs=2", "stages.sft: set exactly one of steps and epochs; steps is 750, epochs is 2")],
     "types and ranges": [
         ("stages.rl.steps=abc", "stages.rl.steps: should be a valid integer, is 'abc'"),
         ("stages.rl.samples_per_prompt=1e3", "stages.rl.samples_per_prompt: should be a valid integer, is 1000.0"),
         ("stages.rl.max_prompt_tokens=true", "stages.rl.max_prompt_tokens: should be a valid integer, is True"),
         ("stages.rl.prompts_per_step=0", "stages.rl.prompts_per_step: should be greater than 0, is 0"),
-        ("stages.sft.steps=null", "stages.sft.steps: should be a valid integer, is null"),
         ("~stages.rl.max_response_tokens", "stages.rl.max_response_tokens: has to be set: integer"),
         ("stages.rl.algorithm=grpo", "stages.rl.algorithm: is 'grpo', but holds settings of its own: advantage, loss"),
         ("stages.rl.training.optimizer.learning_rate=inf", "stages.rl.training.optimizer.learning_rate: should be a finite number, is inf"),
@@ -334,7 +342,7 @@ def chosen(key: str) -> bool:
     variants = schema.at(above.split("."))
     if (selects := schema.tag_field(variants)) is None:
         return not above or chosen(above)
-    tag = above.rpartition(".")[2] if selects == "kind" else schema.default_tag(variants)
+    tag = schema.default_tag(variants) or above.rpartition(".")[2]
     (model,) = (model for model in schema.models(variants) if schema.tag(model) == tag)
     return name in model.model_fields and name != selects and chosen(above)
 
@@ -353,11 +361,15 @@ def test_every_key_of_the_classes_can_be_named_in_an_override() -> None:
 
 @pytest.mark.parametrize(
     ("part", "model"),
-    [(part, model) for part in ("advantage", "loss") for model in schema.models(schema.at(["stages", "rl", "algorithm", part]))],
+    [
+        (part, model)
+        for part in ("algorithm.advantage", "algorithm.loss", "groups", "truncated")
+        for model in schema.models(schema.at(["stages", "rl", *part.split(".")]))
+    ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
-def test_every_key_of_every_estimator_and_loss_can_be_named_once_it_is_chosen(part: str, model: type) -> None:
-    place = f"stages.rl.algorithm.{part}"
+def test_every_key_of_every_variant_can_be_named_once_it_is_chosen(part: str, model: type) -> None:
+    place = f"stages.rl.{part}"
     selects = schema.tag_field(schema.at(place.split(".")))
     name = "my.module:function" if schema.tag(model) == "own" else schema.tag(model)
     keys = [key for key in model.model_fields if key != selects]

@@ -1,0 +1,47 @@
+"""Which groups a step trains on, by what their samples' outcomes say: pure functions of a few numbers a row.
+
+A group is given as its rows, and a selection is a list of groups: group k of the step that is trained on has the rows `selection[k]` of the samples
+that were drawn. A row that occurs in two groups is in the step twice.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from engine.algorithms.groups import Groups
+
+Rows = list[int]
+
+
+def by_signal(outcomes: Tensor, prompts: Tensor, valid: Tensor) -> list[tuple[Rows, bool]]:
+    """The rows of each group and whether it has signal (two valid samples of different outcome), in the order of their first rows.
+
+    Args:
+        outcomes: [B] what the reward functions gave, before anything shapes it.
+        prompts: [B] int64; samples of one prompt share a number.
+        valid: [B] bool. The others count nowhere, but belong to their group's rows.
+    """
+    groups = Groups.of(outcomes, prompts, valid)
+    rows: dict[int, Rows] = {}
+    for row, group in enumerate(groups.index.tolist()):
+        rows.setdefault(group, []).append(row)
+    return [(of_group, bool(groups.informative[group])) for group, of_group in rows.items()]
+
+
+def substituted(groups: Sequence[tuple[Rows, bool]], seed: Sequence[int], least_fraction: float) -> list[Rows]:
+    """The groups, with one with signal in place of each that has none; without any group where too few have signal.
+
+    Donors are drawn without replacement where there are enough of them, else with.
+
+    Args:
+        groups: from `by_signal`.
+        seed: of the generator.
+        least_fraction: no more than this share of the groups, rounded down, counts as too few (POLARIS: 1/3).
+    """
+    donors = [rows for rows, signal in groups if signal]
+    empty = len(groups) - len(donors)
+    if len(donors) <= int(least_fraction * len(groups) + 1e-9):
+        return []
+    drawn = iter(np.random.default_rng(list(seed)).choice(len(donors), empty, replace=empty > len(donors)).tolist())
+    return [rows if signal else donors[next(drawn)] for rows, signal in groups]
