@@ -7,10 +7,12 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from engine.algorithms.aggregation import Denominators, count
 from engine.algorithms.off_policy import correction_statistics, kept, ratios, weights
 from engine.algorithms.step import step_advantages
-from engine.batch import Batch
+from engine.batch import Batch, join
 from engine.config import AlgorithmConfig, ImportanceWeightsConfig, OffPolicyConfig, RejectionConfig
+from engine.workers.base import TrainedWorker
 
 # Ratios of the tokens: 1.5, 0.7 | 4, 0.5 | 1, and nothing at all. The column outside of every mask is poison.
 RATIOS = [[1.5, 0.7, math.nan], [4.0, 0.5, math.inf], [1.0, math.nan, math.nan], [math.nan, math.inf, 0.0]]
@@ -164,3 +166,14 @@ def test_statistics() -> None:
 def test_refused(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ValidationError, match=text):
         OffPolicyConfig.model_validate(settings)
+
+
+def test_updates_read_what_is_left() -> None:
+    # Two of the eight tokens are the rejected sample's. Mutation: the response mask for every update: its denominators count what is not there.
+    batch = step(input_ids=torch.zeros(4, 3), attention_mask=torch.ones(4, 3, dtype=torch.bool))
+    worker = object.__new__(TrainedWorker)
+    left = worker.columns(join(batch, step_advantages(batch, REJECTING)), ["advantages"])
+    assert count(left.tensors["response_mask"]) == Denominators(tokens=6, sequences=3)
+    assert set(left.tensors) == {"input_ids", "attention_mask", "response_mask", "advantages"}
+    everything = worker.columns(join(batch, step_advantages(batch, PLAIN)), ["advantages"])
+    assert count(everything.tensors["response_mask"]) == Denominators(tokens=8, sequences=4)
