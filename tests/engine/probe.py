@@ -233,14 +233,18 @@ def disagree(actor: Any, nats: float, every: int) -> None:
 
 
 def lose_the_loss(actor: Any, rank: int) -> None:
-    """From now on one rank's share of the policy's loss is no number."""
-    share = type(actor)._policy_loss
-    if actor.rank == rank:
-        actor._policy_loss = lambda *arguments, **named: share(actor, *arguments, **named) * float("nan")
+    """From now on one rank's share of the policy's loss is no number, in RL and SFT."""
+    for name in LOSSES if actor.rank == rank else ():
+        share = getattr(type(actor), name)
+        setattr(actor, name, lambda *arguments, share=share, **named: share(actor, *arguments, **named) * float("nan"))
 
 
 def find_the_loss_again(actor: Any) -> None:
-    actor.__dict__.pop("_policy_loss", None)
+    for name in LOSSES:
+        actor.__dict__.pop(name, None)
+
+
+LOSSES = ("_policy_loss", "_likelihood_loss")
 
 
 def coefficients(actor: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from probe import coefficients, disagree, find_the_loss_again, lose_the_loss, open_probed, remember, restore, weights
-from toy import prompt
+from toy import CONVERSATIONS, SFT, prompt
 
 from engine.algorithms.coefficients import Coefficients
 from engine.batch import Batch, concat
@@ -34,6 +34,7 @@ from engine.events import StepFinished, UpdatesSkipped
 from engine.rollout.plan import SamplePlan
 from engine.trainer.replay import kept_operations, replay, step_directory
 from engine.trainer.session import Session
+from engine.trainer.sft import train_sft
 from engine.trainer.skips import NonFiniteGradientError
 from engine.trainer.sync import train_rl
 
@@ -186,6 +187,22 @@ def test_a_gradient_that_is_not_finite_is_kept_and_stops_the_run(session: Sessio
     assert {"input_ids", "response_mask", "old_log_probs", "rollout_log_probs", "advantages"} <= set(kept[0])
     [finished] = [event for event in events if isinstance(event, StepFinished)]
     assert (finished.metrics["policy/skipped_updates"], finished.metrics["policy/consecutive_skips"]) == (2, 2)
+
+
+def test_supervised_training_stops_too(session: Session) -> None:
+    events: list[Any] = []
+    session.actor.apply(lose_the_loss, session.actor.ranks - 1).get()
+    try:
+        with pytest.raises(NonFiniteGradientError, match=r"stage sft_nan, step 3: 3 optimizer steps of the policy in a row"):
+            train_sft(session, "sft_nan", SFT, CONVERSATIONS, 0, events.append)
+    finally:
+        session.actor.apply(find_the_loss_again).get()
+    skipped = [event for event in events if isinstance(event, UpdatesSkipped)]
+    assert [event.step for event in skipped] == [1, 2, 3]
+    # Mutation: keep the rows of the first step again and again: each step takes its own.
+    kept = [torch.load(Path(event.directory) / "rows.pt") for event in skipped]
+    assert [len(rows) for rows in kept] == [SFT.rows_per_step] * 3
+    assert kept[0] != kept[1]
 
 
 def test_remax_compares_with_the_greedy_answer(session: Session) -> None:
