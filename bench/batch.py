@@ -7,7 +7,6 @@ Writes docs/results/batch.{json,md}.
 """
 
 import argparse
-import gc
 import json
 import os
 import pickle
@@ -15,7 +14,6 @@ import platform
 import resource
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any
 
 from reference import inside, rerun
 from report import RESULTS, ROOT, commit
+from turns import in_turns, ratio
 
 WIDTHS = {1_000: 2_048, 10_000: 512, 100_000: 64, 1_000_000: 8}
 """Rows -> tokens: as in training where that fits, narrow where only the number of rows matters. At most 180 MB a batch."""
@@ -202,47 +201,20 @@ def measure(rows: int, objects: bool, seconds: float) -> Iterator[dict[str, Any]
     tensors, ids = columns(rows)
     for operation, who in calls(tensors, ids if objects else None, stack=not objects or rows <= MOST_ROWS_AS_STACK).items():
         compare(operation, {name: call() for name, call in who.items()})
-        once = {name: timed(call, 1) for name, call in who.items()}
-        loops = {name: max(1, int(0.002 / spent)) for name, spent in once.items()}
-        rounds = int(min(31, max(5, seconds / sum(once[name] * loops[name] for name in who))))
-        runs: dict[str, list[float]] = {name: [] for name in who}
-        for number in range(rounds):
-            names = list(who)
-            for name in names[number % len(names) :] + names[: number % len(names)]:
-                runs[name].append(timed(who[name], loops[name]))
+        runs = in_turns(who, seconds)
         cell: dict[str, Any] = {
             "rows": rows,
             "tokens": WIDTHS[rows],
             "objects": objects,
             "operation": operation,
-            "rounds": rounds,
+            "rounds": len(runs[OURS]),
             "milliseconds": {name: 1e3 * statistics.median(spent) for name, spent in runs.items()},
-            "ratio": {name: quartiles([other / ours for other, ours in zip(runs[name], runs[OURS], strict=True)]) for name in who if name != OURS},
+            "ratio": {name: ratio(runs, name, OURS) for name in who if name != OURS},
         }
         print(
             rows, "objects" if objects else "tensors", operation, {name: round(spent, 3) for name, spent in cell["milliseconds"].items()}, flush=True
         )
         yield cell
-
-
-def timed(call: Callable[[], Any], loops: int) -> float:
-    """Processor seconds of one call, so that it does not count when a neighbour had the processor.
-
-    What the call returns is freed within, as in a loop; the garbage collector does not come in between.
-    """
-    gc.collect(0)
-    gc.disable()
-    start = time.process_time()
-    for _ in range(loops):
-        call()
-    spent = time.process_time() - start
-    gc.enable()
-    return spent / loops
-
-
-def quartiles(values: list[float]) -> list[float]:
-    """25 %, 50 %, 75 %."""
-    return [float(value) for value in np.quantile(values, [0.25, 0.5, 0.75])]
 
 
 def compare(operation: str, results: dict[str, Any]) -> None:
