@@ -7,7 +7,7 @@ Implementation Details of Proximal Policy Optimization"). A response ends its ep
 import torch
 from torch import Tensor
 
-from engine.algorithms.returns import compact, rewards_by_token, spread, sums_to_come, whiten
+from engine.algorithms.returns import Together, rewards_by_token, sums_to_come, whiten
 from engine.algorithms.types import AdvantageInputs, Advantages
 from engine.config import GAEAdvantageConfig
 
@@ -42,6 +42,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
         [B, T], 0 outside the mask.
     """
     assert rewards.shape == values.shape == mask.shape, (rewards.shape, values.shape, mask.shape)
-    earned, value = compact(rewards, mask), compact(values, mask)
+    together = Together.of(mask)
+    earned, value = together.compact(rewards), together.compact(values)
     next_value = torch.nn.functional.pad(value[:, 1:], (0, min(1, value.shape[1])))
-    return spread(sums_to_come(earned + gamma * next_value - value, gamma * lam), mask)
+    return together.spread(sums_to_come(earned + gamma * next_value - value, gamma * lam))

@@ -19,6 +19,7 @@ def advantages(inputs: AdvantageInputs, config: GPGAdvantageConfig) -> Advantage
     Returns:
         Advantages [B, T], 0 outside the mask, in a group of one, and in a constant group. ValueError where tokens have rewards of their own.
     """
-    groups, valid = Groups.of_outcomes(inputs, config.estimator), inputs.valid
+    groups = Groups.of_outcomes(inputs, config.estimator)
+    valid = groups.valid
     rewarded = (torch.where(valid, inputs.rewards, 0) != 0).sum().clamp(min=1)
     return Advantages.of_samples(valid.sum() / rewarded * groups.centred, inputs)

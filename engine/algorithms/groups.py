@@ -23,6 +23,8 @@ class Groups:
     """[G] bool: at least two valid samples and two different rewards."""
     centred: Tensor
     """[B] reward minus the mean of its group; exactly 0 in a group that is not informative, and for a sample that is not valid."""
+    valid: Tensor
+    """[B] bool: which samples count."""
 
     @classmethod
     def of(cls, rewards: Tensor, group: Tensor, valid: Tensor) -> "Groups":
@@ -38,7 +40,7 @@ class Groups:
         smallest = values.new_full((groups,), torch.inf).scatter_reduce(0, index, values.where(valid, torch.inf), "amin")
         informative = largest > smallest
         centred = torch.where(valid & informative[index], values - mean[index], 0)
-        return cls(index=index, size=size, mean=mean, informative=informative, centred=centred)
+        return cls(index=index, size=size, mean=mean, informative=informative, centred=centred, valid=valid)
 
     @classmethod
     def of_outcomes(cls, inputs: AdvantageInputs, estimator: str) -> "Groups":

@@ -24,7 +24,7 @@ def advantages(inputs: AdvantageInputs, config: GRPOAdvantageConfig) -> Advantag
     """
     groups = Groups.of_outcomes(inputs, config.estimator)
     mini_batch = inputs.needed("mini_batch", "scale=minibatch reads it") if config.scale == "minibatch" else None
-    return Advantages.of_samples(grpo(inputs.rewards, groups, config.scale, inputs.valid, mini_batch), inputs)
+    return Advantages.of_samples(grpo(inputs.rewards, groups, config.scale, groups.valid, mini_batch), inputs)
 
 
 def grpo(rewards: Tensor, groups: Groups, scale: str, valid: Tensor, mini_batch: Tensor | None = None) -> Tensor:

@@ -20,7 +20,8 @@ def advantages(inputs: AdvantageInputs, config: GRPOPassKAdvantageConfig) -> Adv
     Returns:
         Advantages [B, T], 0 outside the mask, in a group of one, and in a constant group. ValueError where tokens have rewards of their own.
     """
-    groups, valid = Groups.of_outcomes(inputs, config.estimator), inputs.valid
+    groups = Groups.of_outcomes(inputs, config.estimator)
+    valid = groups.valid
     rewards = torch.where(valid, inputs.rewards, -torch.inf).double()
     lowest = rewards.new_full(groups.size.shape, -torch.inf)
     best = rewards == lowest.scatter_reduce(0, groups.index, rewards, "amax")[groups.index]

@@ -17,8 +17,12 @@ from engine.config import KLCovLossConfig
 
 def select(covariance: Tensor, config: KLCovLossConfig, generator: np.random.Generator) -> Tensor:
     """The floor(fraction x N) of the N tokens with the largest covariance; of equal ones the first. Draws nothing."""
-    largest = covariance.argsort(descending=True, stable=True)[: math.floor(config.fraction * len(covariance))]
-    return torch.zeros_like(covariance, dtype=torch.bool).index_fill(0, largest, True)
+    number = math.floor(config.fraction * len(covariance))
+    if number == 0:
+        return torch.zeros_like(covariance, dtype=torch.bool)
+    least = covariance.topk(number, sorted=False).values.min()
+    above, equal = covariance > least, covariance == least
+    return above | (equal & (equal.cumsum(0) <= number - above.sum()))
 
 
 def loss(inputs: LossInputs, config: KLCovLossConfig) -> LossTerms:

@@ -7,7 +7,7 @@ sum_v (1[v = token] - pi_v)^2 = 1 - 2 pi_t + sum_v pi_v^2; what a token's reward
 import torch
 
 from engine.algorithms.groups import Groups
-from engine.algorithms.returns import compact, rewards_by_token, spread, sums_to_come
+from engine.algorithms.returns import Together, rewards_to_go
 from engine.algorithms.types import AdvantageInputs, Advantages
 from engine.config import OptimalTokenBaselineAdvantageConfig
 
@@ -28,12 +28,14 @@ def advantages(inputs: AdvantageInputs, config: OptimalTokenBaselineAdvantageCon
     log_probs = inputs.needed("old_log_probs", f"{who} reads them")
     squares = inputs.needed("squared_probabilities", f"{who} reads sum_v pi_v^2 beside each log-prob")
     groups = Groups.of(inputs.rewards, inputs.group, inputs.valid)
-    to_go = sums_to_come(compact(rewards_by_token(inputs), mask), 1.0)
-    own = compact(1 - 2 * log_probs.double().exp() + squares.double(), mask).cumsum(dim=1)
-    there = compact(mask, mask)
+    together, to_go = Together.of(mask), rewards_to_go(inputs)
+    if inputs.token_rewards is not None:
+        to_go = together.compact(to_go)
+    own = together.compact(1 - 2 * log_probs.double().exp() + squares.double()).cumsum(dim=1)
+    there = torch.arange(together.length, device=mask.device) < mask.sum(dim=1, keepdim=True)
     weight = torch.where(there, own, 0)
     zeros = weight.new_zeros(len(groups.size), weight.shape[1])
     total = zeros.index_add(0, groups.index, weight)
     baseline = zeros.index_add(0, groups.index, weight * to_go) / (total + EPSILON)
     signal = groups.informative if inputs.token_rewards is None else groups.size > 1
-    return Advantages(spread(torch.where(signal[groups.index, None], to_go - baseline[groups.index], 0), mask).to(inputs.rewards.dtype))
+    return Advantages(together.spread(torch.where(signal[groups.index, None], to_go - baseline[groups.index], 0)).to(inputs.rewards.dtype))

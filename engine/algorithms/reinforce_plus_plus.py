@@ -3,7 +3,7 @@
 Hu et al. 2025, arXiv:2501.03262, section 3. The KL penalty by token is `algorithm.kl.place=reward`.
 """
 
-from engine.algorithms.returns import compact, rewards_by_token, spread, sums_to_come, whiten
+from engine.algorithms.returns import Together, rewards_by_token, sums_to_come, whiten
 from engine.algorithms.types import AdvantageInputs, Advantages
 from engine.config import ReinforcePlusPlusAdvantageConfig
 
@@ -16,5 +16,6 @@ def advantages(inputs: AdvantageInputs, config: ReinforcePlusPlusAdvantageConfig
     Returns:
         Advantages [B, T] in the type of the rewards, 0 outside the mask.
     """
-    to_go = spread(sums_to_come(compact(rewards_by_token(inputs), inputs.mask), config.gamma), inputs.mask)
+    together = Together.of(inputs.mask)
+    to_go = together.spread(sums_to_come(together.compact(rewards_by_token(inputs)), config.gamma))
     return Advantages(whiten(to_go, inputs.mask).to(inputs.rewards.dtype))

@@ -61,7 +61,7 @@ class Advantages:
     @classmethod
     def of_samples(cls, values: Tensor, inputs: AdvantageInputs) -> Self:
         """The value [B] of each sample on every one of its response tokens, in the type of the rewards."""
-        return cls(torch.where(inputs.mask, values[:, None], 0).to(inputs.rewards.dtype))
+        return cls(torch.where(inputs.mask, values.to(inputs.rewards.dtype)[:, None], 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.algorithms.returns import compact, rewards_by_token, spread, sums_to_come
+from engine.algorithms.returns import BLOCK, Together, rewards_by_token, rewards_to_go, sums_to_come
 from engine.algorithms.types import AdvantageInputs
 
 
-@given(seed=st.integers(0, 999), length=st.integers(0, 9), factor=st.sampled_from([0.0, 1e-200, 0.3, 0.95, 1.0]))
+@given(seed=st.integers(0, 999), length=st.integers(0, 3 * BLOCK + 1), factor=st.sampled_from([0.0, 1e-200, 0.3, 0.95, 1.0]))
 def test_equals_the_recursion(seed: int, length: int, factor: float) -> None:
-    # Mutation: `reach` grows by 1 in place of doubling, or the power of the factor stays 1: lengths above 2 differ.
+    # Mutations: the powers transposed; a block takes over the sum of the next one undiscounted, or from the first to the last.
     values = torch.randn(3, length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     expected, later = torch.zeros_like(values), torch.zeros(3, dtype=torch.float64)
     for t in reversed(range(length)):
@@ -31,15 +31,19 @@ def test_long_rows_with_a_small_factor_lose_nothing() -> None:
 def test_response_tokens_are_moved_together_and_back() -> None:
     mask = torch.tensor([[False, True, False, True], [False, False, False, False], [True, True, True, False]])
     values = torch.arange(12.0).view(3, 4)
-    assert compact(values, mask).tolist() == [[1, 3, 0], [0, 0, 0], [8, 9, 10]]
-    assert torch.equal(spread(compact(values, mask), mask), torch.where(mask, values, 0))
+    together = Together.of(mask)
+    assert together.compact(values).tolist() == [[1, 3, 0], [0, 0, 0], [8, 9, 10]]
+    assert torch.equal(together.spread(together.compact(values)), torch.where(mask, values, 0))
+    # Mutation: multiply by the mask in place of the column that is cut off: NaN.
+    assert torch.equal(together.compact(torch.where(mask, values, torch.nan)), together.compact(values))
 
 
 @pytest.mark.parametrize("rows", [0, 2])
 def test_without_response_tokens_there_is_nothing(rows: int) -> None:
     mask = torch.zeros(rows, 3, dtype=torch.bool)
-    assert compact(torch.ones(rows, 3), mask).shape == (rows, 0)
-    assert spread(sums_to_come(compact(torch.ones(rows, 3), mask), 1.0), mask).tolist() == [[0.0] * 3] * rows
+    together = Together.of(mask)
+    assert together.compact(torch.ones(rows, 3)).shape == (rows, 0)
+    assert together.spread(sums_to_come(together.compact(torch.ones(rows, 3)), 1.0)).tolist() == [[0.0] * 3] * rows
 
 
 def test_the_outcome_stands_on_the_last_token_beside_rewards_by_token() -> None:
@@ -48,3 +52,7 @@ def test_the_outcome_stands_on_the_last_token_beside_rewards_by_token() -> None:
     given_ = torch.tensor([[0.5, torch.nan, 0.25], [torch.nan] * 3])
     inputs = AdvantageInputs(rewards=torch.tensor([2.0, torch.nan]), group=torch.zeros(2), mask=mask, token_rewards=given_)
     assert rewards_by_token(inputs).tolist() == [[0.5, 0, 2.25], [0, 0, 0]]
+    # Mutation: the outcome on the last token alone, or the token's own reward left out of the sum.
+    assert torch.where(mask, rewards_to_go(inputs), 0).tolist() == [[2.75, 0, 2.25], [0, 0, 0]]
+    plain = AdvantageInputs(rewards=torch.tensor([2.0, torch.nan]), group=torch.zeros(2), mask=mask)
+    assert torch.where(mask, rewards_to_go(plain), 0).tolist() == [[2, 0, 2], [0, 0, 0]]
