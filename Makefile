@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(DEVICE)
 RECIPE ?= polaris_tiny
 
-.PHONY: help setup run test test-unit test-parity test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-memory bench-packing bench-reshard lock clean
+.PHONY: help setup run test test-unit test-parity test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-formulas bench-memory bench-packing bench-reshard lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -61,6 +61,9 @@ bench-batch: $(READY)  ## Batch beside TensorDict and DataProto, up to a million
 
 bench-controller: $(READY)  ## bytes through the controller and what runs side by side, four short runs
 	$(BIN)/python bench/controller.py
+
+bench-formulas: $(READY)  ## every estimator and loss beside verl's, on 4,096 samples of 1,024 tokens, some minutes
+	$(BIN)/python bench/formulas.py
 
 bench-memory: $(READY)  ## memory of log-probs, all logits at once beside in parts, some minutes
 	$(BIN)/python bench/memory.py

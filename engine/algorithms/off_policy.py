@@ -32,7 +32,7 @@ def ratios(old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, level
     if level == "sequence":
         difference = torch.where(mask, difference.sum(dim=1, keepdim=True), 0)
     elif level == "geometric":
-        difference = torch.where(mask, difference.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1), 0)
+        difference = torch.where(mask, difference.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True, dtype=torch.int32).clamp(min=1), 0)
     elif level != "token":
         raise ValueError(f"no level of importance ratios is called {level!r}. There are: token, sequence, geometric")
     return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
@@ -75,12 +75,12 @@ def correction_statistics(
         `policy/off_policy_clipped_fraction`: tokens whose ratio lies above the cap; `policy/off_policy_rejected_fraction`: tokens that
         rejection takes out. Both are 0 where the recipe corrects nothing.
     """
-    tokens, clipped, rejected = int(mask.sum()), 0, 0
+    tokens, clipped, rejected = int(mask.count_nonzero()), 0, 0
     if config is not None and config.weights is not None:
         found = ratios(old_log_probs, rollout_log_probs, mask, config.weights.level)
-        clipped = int((mask & (found > config.weights.cap)).sum())
+        clipped = int((mask & (found > config.weights.cap)).count_nonzero())
     if config is not None and config.rejection is not None:
-        rejected = tokens - int(kept(old_log_probs, rollout_log_probs, mask, group, config.rejection).sum())
+        rejected = tokens - int(kept(old_log_probs, rollout_log_probs, mask, group, config.rejection).count_nonzero())
     statistics = Statistics()
     statistics.add("policy/off_policy_clipped_fraction", Mean(clipped, tokens))
     statistics.add("policy/off_policy_rejected_fraction", Mean(rejected, tokens))

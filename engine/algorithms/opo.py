@@ -19,7 +19,7 @@ def advantages(inputs: AdvantageInputs, config: OPOAdvantageConfig) -> Advantage
         Advantages [B, T], 0 outside the mask, in a group of one, and in a constant group. ValueError where tokens have rewards of their own.
     """
     groups = Groups.of_outcomes(inputs, config.estimator)
-    length, zeros = inputs.mask.sum(dim=1).double(), torch.zeros_like(groups.size)
+    length, zeros = inputs.mask.sum(dim=1, dtype=torch.int32).double(), torch.zeros_like(groups.size)
     # Of the centred rewards, which moves the baseline by the mean, and the mean out of both terms: a constant group is then exactly 0.
     weighted = zeros.index_add(0, groups.index, length * groups.centred)
     baseline = weighted / zeros.index_add(0, groups.index, length).clamp(min=1)

@@ -32,7 +32,7 @@ def advantages(inputs: AdvantageInputs, config: OptimalTokenBaselineAdvantageCon
     if inputs.token_rewards is not None:
         to_go = together.compact(to_go)
     own = together.compact(1 - 2 * log_probs.double().exp() + squares.double()).cumsum(dim=1)
-    there = torch.arange(together.length, device=mask.device) < mask.sum(dim=1, keepdim=True)
+    there = torch.arange(together.length, device=mask.device) < mask.sum(dim=1, keepdim=True, dtype=torch.int32)
     weight = torch.where(there, own, 0)
     zeros = weight.new_zeros(len(groups.size), weight.shape[1])
     total = zeros.index_add(0, groups.index, weight)

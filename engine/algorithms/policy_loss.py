@@ -57,7 +57,7 @@ def policy_loss(
     if config.kl is not None and config.kl.place == "loss":
         distance = kl(config.kl.estimator, log_probs, columns["reference_log_probs"], mask)
         value = value + coefficients.kl * aggregated(distance)
-        statistics.add("policy/kl_reference", Mean(float(distance.detach().sum()), float(mask.sum())))
+        statistics.add("policy/kl_reference", Mean(float(distance.detach().sum()), float(mask.count_nonzero())))
     if entropy is not None:
         value = value - coefficients.entropy * aggregated(entropy)
     statistics.add("policy/loss", Sum(float(value.detach())))

@@ -27,12 +27,13 @@ def clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple
 
 def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean over the response tokens of each row, [B, 1]; 0 for a row without any."""
-    return torch.where(mask, values, 0).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return torch.where(mask, values, 0).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True, dtype=torch.int32).clamp(min=1)
 
 
 def fractions(cut: dict[str, Tensor], mask: Tensor) -> Statistics:
     """Share of all response tokens that each [B, T] bool holds, by metric; what it holds outside the mask does not count."""
-    *totals, tokens = torch.stack([*((tokens & mask).sum() for tokens in cut.values()), mask.sum()]).tolist()  # one wait for the device
+    counts = [(tokens & mask).count_nonzero() for tokens in cut.values()]
+    *totals, tokens = torch.stack([*counts, mask.count_nonzero()]).tolist()  # one wait for the device
     statistics = Statistics()
     for name, total in zip(cut, totals, strict=True):
         statistics.add(name, Mean(total, tokens))

@@ -77,7 +77,7 @@ def sums_to_come(values: Tensor, factor: float) -> Tensor:
 
 def whiten(values: Tensor, mask: Tensor) -> Tensor:
     """(x - mean) / sqrt(variance + 1e-8) over all tokens of the mask, the variance unbiased; 0 for a single token, and outside the mask."""
-    number = mask.sum()
+    number = mask.count_nonzero()
     centred = torch.where(mask, values - torch.where(mask, values, 0).sum() / number.clamp(min=1), 0)
     return centred * (centred.square().sum() / (number - 1).clamp(min=1) + EPSILON).rsqrt()
 

@@ -28,7 +28,7 @@ def rollout_agreement(trainer_log_probs: Tensor, rollout_log_probs: Tensor, mask
     weights = torch.where(mask, difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp(), 0)
     k3 = kl("k3", rollout, trainer, mask)
     largest = difference.abs().max() if difference.numel() else difference.new_zeros(())
-    sums = torch.stack([k3.sum(), difference.abs().sum(), largest, weights.sum(), weights.square().sum(), mask.sum().double()])
+    sums = torch.stack([k3.sum(), difference.abs().sum(), largest, weights.sum(), weights.square().sum(), mask.count_nonzero().double()])
     k3_total, difference_total, largest_value, weight_total, weight_squares, tokens = sums.tolist()
     statistics = Statistics()
     statistics.add("policy/kl_rollout", Mean(k3_total, tokens))

@@ -25,5 +25,5 @@ def loss(inputs: LossInputs, config: SAPOLossConfig) -> LossTerms:
     tau = torch.where(advantages > 0, config.tau_positive, config.tau_negative)
     gate = torch.sigmoid(tau * (ratio - 1))
     slope = torch.where(inputs.mask, 4 * gate * (1 - gate), 0).detach()
-    statistics = Statistics({"policy/gate": Mean(float(slope.sum()), float(inputs.mask.sum()))})
+    statistics = Statistics({"policy/gate": Mean(float(slope.sum()), float(inputs.mask.count_nonzero()))})
     return LossTerms(per_token=-advantages * 4 / tau * gate, statistics=statistics)

@@ -171,5 +171,5 @@ def measure_trained(batch: Batch, config: AlgorithmConfig) -> Statistics:
     statistics = off_policy.correction_statistics(*drawn, config.off_policy)
     if "reference_log_probs" in columns:
         distance = kl("k3", columns["old_log_probs"], columns["reference_log_probs"], columns["response_mask"])
-        statistics.add("policy/kl_from_reference", Mean(float(distance.double().sum()), float(columns["response_mask"].sum())))
+        statistics.add("policy/kl_from_reference", Mean(float(distance.double().sum()), float(columns["response_mask"].count_nonzero())))
     return statistics

@@ -40,7 +40,9 @@ def loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip
 def _statistics(cut: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor) -> Statistics:
     target = returns.double()
     error = target - old_values.double()
-    sums = torch.stack([cut.sum().double(), mask.sum().double(), target.sum(), target.square().sum(), error.sum(), error.square().sum()])
+    sums = torch.stack(
+        [cut.count_nonzero().double(), mask.count_nonzero().double(), target.sum(), target.square().sum(), error.sum(), error.square().sum()]
+    )
     cut_total, tokens, total, squares, error_total, error_squares = sums.tolist()  # one wait for the device
     statistics = Statistics()
     statistics.add("critic/clip_fraction", Mean(cut_total, tokens))

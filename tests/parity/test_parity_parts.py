@@ -11,20 +11,30 @@ from torch import Tensor
 
 from engine.algorithms import off_policy, value
 from engine.algorithms.aggregation import Denominators, aggregate, count
+from engine.algorithms.coefficients import adapted_kl
 from engine.algorithms.kl import kl
-from engine.config import ImportanceWeightsConfig, RejectionConfig
+from engine.algorithms.kl import names as kl_names
+from engine.config import AdaptiveKLConfig, ImportanceWeightsConfig, RejectionConfig
 
 # -- KL estimators
 
 
+VERL_KL = {"k1": "k1", "abs": "abs", "k2": "k2", "k3": "k3", "k1_k2grad": "k1+", "abs_k2grad": "abs+", "k3_k2grad": "k3+"}
+
+
+def test_every_kl_estimator_is_compared() -> None:
+    assert set(VERL_KL) == set(kl_names())
+
+
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("kind", ["k1", "abs", "k2", "k3"])
+@pytest.mark.parametrize("kind", VERL_KL)
 def test_kl_value_and_gradient(kind: str, seed: int) -> None:
-    # Mutation: in engine/algorithms/kl.py, the difference turned round (reference - policy): k1 and k3 differ, and all gradients.
+    # Mutations, in engine/algorithms/kl.py: the difference turned round (reference - policy): k1 and k3 differ, and all gradients; a `_k2grad` with
+    # its own gradient.
     drawn = step(seed)
     log_probs = drawn.log_probs.clone().requires_grad_()
     ours = kl(kind, log_probs, drawn.reference_log_probs, drawn.mask)
-    theirs = verl.kl_penalty(log_probs, drawn.reference_log_probs, kind)
+    theirs = verl.kl_penalty(log_probs, drawn.reference_log_probs, VERL_KL[kind])
     same(ours[drawn.mask], theirs[drawn.mask])
     same(gradient(ours.sum(), log_probs), gradient(theirs[drawn.mask].sum(), log_probs))
 
@@ -66,6 +76,29 @@ def test_kl_of_a_token_that_does_not_count() -> None:
     same(ours, theirs)
     same(gradient(ours, log_probs), torch.tensor([[0.5, 0.0]]))
     assert gradient(theirs, log_probs).isnan().tolist() == [[False, True]]
+
+
+def adapted(distance: float, samples: int) -> tuple[float, float]:
+    """The coefficient 0.1 after one step, ours and verl's."""
+    controller = verl.AdaptiveKLController(0.1, target_kl=0.05, horizon=1000)
+    controller.update(distance, samples)
+    return adapted_kl(0.1, distance, samples, AdaptiveKLConfig(target=0.05, horizon=1000)), controller.value
+
+
+@pytest.mark.parametrize("distance", [0.0, 0.03, 0.049, 0.05, 0.052, 0.07, 3.0, -0.1])
+@pytest.mark.parametrize("samples", [1, 64, 4999])
+def test_adaptive_kl_coefficient(distance: float, samples: int) -> None:
+    # Mutation: in engine/algorithms/coefficients.py, target / distance.
+    found, theirs = adapted(distance, samples)
+    assert found == pytest.approx(theirs, abs=1e-15)
+
+
+def test_adaptive_kl_coefficient_stays_one() -> None:
+    # Beyond 5 horizons a step verl's turns negative and rewards distance; a distance that is no number makes it none for ever.
+    assert adapted(0.0, 6000) == (0.0, pytest.approx(-0.02))
+    found, theirs = adapted(math.nan, 64)
+    assert found == 0.1
+    assert math.isnan(theirs)
 
 
 # -- aggregations
