@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 SEEDS = range(5)
-TOKENS = 11
+TOKENS = 40
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def step(seed: int, sizes: tuple[int, ...] = (4, 2, 5, 3, 4), contiguous: bool =
         log_probs=old + normal(0.4),
         old_log_probs=old,
         rollout_log_probs=old + normal(0.4),
-        reference_log_probs=old + normal(0.7),
+        reference_log_probs=old + normal(0.3),
         advantages=normal(),
         values=values + normal(0.4),
         old_values=values,

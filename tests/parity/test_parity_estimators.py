@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from drawn import SEEDS, Step, differ, same, step
+from drawn import SEEDS, TOKENS, Step, differ, same, step
 from theirs import GRPOTrainer, RLOOTrainer, trl_advantages, verl
 from torch import Tensor
 from verl.trainer.config import AlgoConfig
@@ -227,7 +227,7 @@ def test_constant_group_of_reinforce_plus_plus_baseline() -> None:
 def test_tail_of_the_longest_response() -> None:
     # Beyond the second longest response a sample has no others: its baseline is its own reward to go, so ours is 0; by default verl takes none there.
     config, drawn = OptimalTokenBaselineAdvantageConfig(estimator="optimal_token_baseline"), step(0, sizes=(3,), observations=False)
-    drawn = replace(drawn, rewards=torch.tensor([1.0, -0.5, 0.25], dtype=torch.float64), mask=torch.arange(11) < torch.tensor([[9], [5], [3]]))
+    drawn = replace(drawn, rewards=torch.tensor([1.0, -0.5, 0.25], dtype=torch.float64), mask=torch.arange(TOKENS) < torch.tensor([[9], [5], [3]]))
     found = ours(drawn, config).advantages
     theirs = by_verl("tir_optimal_token_baseline")(drawn, drawn.rewards_on_last_token)[0]
     same(found[:, :5], theirs[:, :5], tolerance=1e-7)

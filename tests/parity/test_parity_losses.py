@@ -239,7 +239,7 @@ def test_kl_cov(fraction: float, seed: int) -> None:
 
 
 def test_selection_of_a_small_fraction() -> None:
-    # Of a hundred tokens, 0.1 % are none; verl takes one in every micro-batch, which in small ones is many times the fraction.
+    # Of some hundred tokens 0.1 % are none; verl takes one in every micro-batch, which in small ones is many times the fraction.
     drawn = replace(step(0), log_probs=step(0).old_log_probs)
     assert not selected(drawn, drawn.old_log_probs, clip_cov(1e-3)).any()
     assert not selected(drawn, drawn.old_log_probs, kl_cov(1e-3)).any()
@@ -307,7 +307,7 @@ def poisoned(drawn: Step) -> Step:
 
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_that_do_not_count(name: str) -> None:
-    # Mutation: in engine/algorithms/ratio.py, multiply by the mask in place of `where`.
+    # Mutation: in engine/algorithms/ratio.py, `sequence_mean` multiplies by the mask: gspo and gmpo give NaN.
     for clean, dirty in zip(ours(step(0), CASES[name].config), ours(poisoned(step(0)), CASES[name].config), strict=True):
         assert clean.equal(dirty)
 

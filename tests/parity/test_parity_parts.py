@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from drawn import SEEDS, TOKENS, Step, differ, same, step
+from drawn import SEEDS, Step, differ, same, step
 from theirs import GRPOTrainer, gradient, trl_advantages, trl_loss, verl, verl_off_policy
 from torch import Tensor
 
@@ -42,7 +42,7 @@ def test_kl_value_and_gradient(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_kl_term_in_the_loss(seed: int) -> None:
     # Mutation: in engine/algorithms/kl.py, k3 as exp(d) - d - 1.
-    drawn = replace(step(seed), advantages=torch.zeros(19 - 1, TOKENS, dtype=torch.float64))
+    drawn = replace(step(seed), advantages=torch.zeros_like(step(seed).advantages))
     log_probs = drawn.log_probs.clone().requires_grad_()
     ours = 0.3 * aggregate(kl("k3", log_probs, drawn.reference_log_probs, drawn.mask), drawn.mask, count(drawn.mask), "token_mean")
     theirs, their_gradient = trl_loss(drawn, GRPOTrainer, loss_type="dapo", beta=0.3)
@@ -250,16 +250,20 @@ def test_importance_weights(level: str, cap: float, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    ("unit", "level", "theirs"),
-    [("token", "token", "token_k1"), ("sequence", "sequence", "seq_sum_k1"), ("sequence", "geometric", "seq_mean_k1")],
+    ("unit", "level", "low", "high", "theirs"),
+    [
+        ("token", "token", 0.7, 1.3, "token_k1"),
+        ("sequence", "sequence", 0.3, 2.5, "seq_sum_k1"),
+        ("sequence", "geometric", 0.96, 1.05, "seq_mean_k1"),
+    ],
 )
-def test_rejection(unit: str, level: str, theirs: str, seed: int) -> None:
+def test_rejection(unit: str, level: str, low: float, high: float, theirs: str, seed: int) -> None:
     # verl compares rollout / trainer with its bounds (its k1 is minus the log-ratio), so ours are turned round for it.
     # Mutation: in engine/algorithms/off_policy.py, `config.high` for `config.low`.
     drawn = step(seed)
-    settings = RejectionConfig(unit=unit, level=level, low=0.7, high=1.3)
+    settings = RejectionConfig(unit=unit, level=level, low=low, high=high)
     ours = off_policy.kept(drawn.old_log_probs, drawn.rollout_log_probs, drawn.mask, drawn.group, settings)
-    kept, _ = verl_off_policy.compute_rollout_rejection_mask(log_ratio(drawn), drawn.mask.long(), theirs, f"{1 / 1.3}_{1 / 0.7}")
+    kept, _ = verl_off_policy.compute_rollout_rejection_mask(log_ratio(drawn), drawn.mask.long(), theirs, f"{1 / high}_{1 / low}")
     assert ours.tolist() == kept.bool().tolist()
     assert 0 < ours.sum() < drawn.mask.sum()
 
