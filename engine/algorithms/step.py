@@ -107,9 +107,9 @@ def _mini_batches(rows: int, parts: int, updates: int) -> Tensor:
 
 
 def _selected(columns: Mapping[str, Tensor], mask: Tensor, advantages: Tensor, config: LossConfig, seed: tuple[int, ...]) -> Tensor:
-    """[B, T] bool, from the tokens of the mask in order of prompt and sample: into how many ranks the step was cut is not seen."""
+    """[B, T] bool, from the tokens of the mask in order of group and sample: into how many ranks the step was cut is not seen."""
     order = columns["sample"].argsort(stable=True)
-    order = order[columns["prompt"][order].argsort(stable=True)]
+    order = order[columns.get("group", columns["prompt"])[order].argsort(stable=True)]
     mask = mask[order]
     covariance = covariances(columns["old_log_probs"][order][mask], advantages[order][mask])
     chosen = SELECTIONS.get(config.name)(covariance, config, np.random.default_rng(seed))

@@ -178,6 +178,17 @@ def test_the_selection_is_of_the_seed_and_of_response_tokens() -> None:
     assert not step_advantages(kept, config).tensors["selected"][1::2].any()
 
 
+def test_of_a_group_that_is_in_the_step_twice_each_copy_has_a_selection_of_its_own() -> None:
+    # Mutation: order by prompt: which copy a token is selected of then depends on which comes first, and so on the number of ranks.
+    batch, order = rows_of([6, 1, 2, 5, 3, 3, 4, 1], list(range(8))), torch.tensor([3, 2, 5, 1, 0, 4])
+    copies = batch.rows(torch.tensor([2, 3, 2, 3, 0, 1])).with_tensors(group=torch.tensor([0, 0, 1, 1, 2, 2]))
+    for number in range(1, 22):  # tokens, of 21
+        config = AlgorithmConfig(loss={"name": "kl_cov", "fraction": (number + 0.5) / 21.5})
+        selected = step_advantages(copies, config).tensors["selected"]
+        assert int(selected.sum()) == number
+        assert torch.equal(step_advantages(copies.reorder(order), config).tensors["selected"], selected[order])
+
+
 def test_columns_of_the_step_reach_the_estimator() -> None:
     # Mutation: a column under another name than the workers give it.
     batch = rows_of([1] * 8, list(range(8))).with_tensors(greedy_reward=torch.full((8,), 0.5), squared_probabilities=torch.full((8, 6), 0.5))
