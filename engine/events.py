@@ -36,7 +36,8 @@ class SamplesGenerated:
     stage: str
     step: int
     rows: Sequence[Mapping[str, Any]]
-    """Keys: sample_id, difficulty, prompt, response, ground_truth, reward, response_tokens, finished."""
+    """Keys: sample_id, difficulty, prompt, response, ground_truth, reward, reward_status, reward_reason, reward/NAME of each part, response_tokens,
+    finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -193,6 +193,8 @@ def _broken_rules(recipe: RecipeConfig) -> Iterator[Problem]:
         yield Problem("rollout.changed_only", text, ("training.lora",))
     if recipe.evaluation_reward.shuffle:
         yield Problem("evaluation_reward.shuffle", "an evaluation with shuffled scores measures nothing; set false")
+    if recipe.evaluation_reward.on_failure == "exclude":
+        yield Problem("evaluation_reward.on_failure", "an accuracy is over all samples, those without a score included; set zero")
 
 
 def _ranks_divide(recipe: RecipeConfig) -> Iterator[Problem]:

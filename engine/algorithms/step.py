@@ -14,6 +14,7 @@ from engine.algorithms.covariance import covariances
 from engine.algorithms.groups import group_statistics
 from engine.algorithms.kl import kl
 from engine.algorithms.registry import ADVANTAGES, LOSSES, SELECTIONS
+from engine.algorithms.reward_statistics import reward_statistics
 from engine.algorithms.types import AdvantageInputs, Advantages, LossInputs, LossTerms
 from engine.batch import Batch
 from engine.config import AlgorithmConfig, LossConfig
@@ -143,7 +144,7 @@ def measure(batch: Batch) -> Statistics:
     """What a step's samples were like, all that were drawn: rewards, lengths, groups without signal, the mean score of every annotator.
 
     Args:
-        batch: response_mask [B, T]; prompt, reward, response_tokens, finished [B].
+        batch: response_mask [B, T]; prompt, reward, response_tokens, finished [B]; what `reward_statistics` reads.
     """
     columns, statistics = batch.tensors, Statistics()
     rewards, lengths, finished = columns["reward"], columns["response_tokens"], columns["finished"]
@@ -154,6 +155,7 @@ def measure(batch: Batch) -> Statistics:
     statistics.add("response/tokens_total", Sum(float(lengths.sum())))
     statistics.add("response/truncated_fraction", Mean.of((~finished).double().tolist()))
     statistics.update(group_statistics(rewards, columns["prompt"], columns["response_mask"].any(dim=1)))
+    statistics.update(reward_statistics(batch))
     for name, column in columns.items():
         if name.endswith("/score") and column.dim() == 1:
             statistics.add(f"reward/{name.removesuffix('/score')}_mean", Mean(float(column.double().sum()), len(column)))

@@ -40,7 +40,7 @@ from engine.config.loss import (
 from engine.config.model import ArchitectureConfig, GgufConfig, ModelConfig
 from engine.config.off_policy import ImportanceWeightsConfig, OffPolicyConfig, RejectionConfig
 from engine.config.resources import MAIN_POOL, ROLES, PoolConfig, ResourcesConfig
-from engine.config.reward import AnnotatorConfig, RewardConfig
+from engine.config.reward import AnnotatorConfig, RewardConfig, RewardRunnerConfig
 from engine.config.rollout import RolloutConfig, SamplingConfig
 from engine.config.stages import EngineConfig, EvaluationConfig, RLStageConfig, SFTStageConfig, SFTValidationConfig
 from engine.config.training import LoRAConfig, OptimizerConfig, StageTrainingConfig, TrainingConfig
@@ -105,6 +105,7 @@ __all__ = [
     "RescueConfig",
     "ResourcesConfig",
     "RewardConfig",
+    "RewardRunnerConfig",
     "RolloutConfig",
     "SAPOLossConfig",
     "SFTStageConfig",

@@ -1,10 +1,10 @@
 """How responses are scored, by functions and by models."""
 
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from engine.config.base import Settings, known
+from engine.config.base import Positive, Settings, known
 
 
 class AnnotatorConfig(Settings):
@@ -28,6 +28,17 @@ class AnnotatorConfig(Settings):
 RewardName = str
 
 
+class RewardRunnerConfig(Settings):
+    """The processes that rewards run in; each rank of the reward role has its own."""
+
+    processes: Positive = 2
+    """So many samples are scored at the same time. Where n samples of a step hang, they take n / processes times the time limit."""
+    time_limit_seconds: Annotated[float, Field(gt=0)] = 10.0
+    """For one sample, from the moment at which its reward is called. The process is killed then, and the sample's status is `timeout`."""
+    memory_limit_megabytes: Annotated[float, Field(gt=0)] = 1_000.0
+    """Address space that a process may take beyond what it has when its functions are loaded. Asking for more raises MemoryError in the function."""
+
+
 class RewardConfig(Settings):
     """How a response is scored."""
 
@@ -35,6 +46,12 @@ class RewardConfig(Settings):
     """Reward function for each value of the `data_source` column: a name from `almanac list`, or `module:function` of one's own."""
     default: RewardName = "math_verify"
     """Reward function of every other data source."""
+    on_failure: Literal["zero", "exclude"] = "zero"
+    """What a sample earns whose reward times out or fails: `zero`, or nothing: `exclude` takes it out of the statistics of its group and out of the
+    loss. Either way it is counted, and shown with its status."""
+    max_failure_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """The run stops when more than this share of a step's samples have no score; 1 goes on whatever happens."""
+    runner: RewardRunnerConfig = RewardRunnerConfig()
     shuffle: bool = False
     """Control arm: deal the scores of a step out at random among its samples. A run that still learns is leaking."""
 

@@ -1,6 +1,7 @@
 """Reward: the boxed answer, letter for letter."""
 
 from engine.rewards.answers import after_thinking, last_boxed
+from engine.rewards.types import Canary, Sample
 
 
 def exact_match(response: str, ground_truth: str) -> float:
@@ -11,3 +12,11 @@ def exact_match(response: str, ground_truth: str) -> float:
     """
     answer = last_boxed(after_thinking(response))
     return float(answer is not None and answer.strip() == ground_truth.strip())
+
+
+CANARIES = {
+    "exact_match": (
+        Canary(Sample(r"2 + 3: \boxed{5}", "5"), 1.0),
+        Canary(Sample(r"2 + 3: \boxed{6}", "5"), 0.0),
+    )
+}

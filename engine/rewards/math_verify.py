@@ -6,8 +6,9 @@ from typing import Any
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
 from engine.rewards.answers import after_thinking
+from engine.rewards.types import Canary, Sample
 
-# It warns that its deadlines are off, which is meant: they are signals, work in the main thread alone, and cannot stop a long C call.
+# It warns that its deadlines are off, which is meant: they are signals, and cannot stop a long C call. The runner kills the process.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 # A box goes before anything else in the text.
@@ -32,3 +33,11 @@ def math_verify(response: str, ground_truth: str) -> float:
 def _expressions(text: str) -> list[Any]:
     """What `math-verify` found: the parsed answer and its text, or nothing."""
     return parse(text, extraction_config=_EXTRACTION, parsing_timeout=None)
+
+
+CANARIES = {
+    "math_verify": (
+        Canary(Sample(r"a half: \boxed{\frac{1}{2}}", "0.5"), 1.0),
+        Canary(Sample(r"a third: \boxed{\frac{1}{3}}", "0.5"), 0.0),
+    )
+}

@@ -57,7 +57,8 @@ def evaluate(
         # The stage and step of the seeds are fixed: they must not depend on when an evaluation is made.
         plan = SamplePlan(PROMPT_SET, positions, per_prompt, config.sampling, config.max_response_tokens, seed, PROMPT_SET, 0, greedy_first=True)
         samples = session.actor.generate(plan)
-        rows += sample_rows(label, join(samples, session.reward.score(samples)).get(), chosen, names)
+        rewards = session.reward.combine(session.reward.score(samples), {}, None)
+        rows += sample_rows(label, join(samples, rewards).get(), chosen, names)
         emit(EvaluationProgressed(label=label, done=len(rows), total=len(chosen) * per_prompt))
     scores = [row["reward"] for row in rows]
     by_prompt = [scores[start : start + per_prompt] for start in range(0, len(scores), per_prompt)]

@@ -118,10 +118,8 @@ class Generation:
         scores, shuffle = self.session.reward.score(rollout), config.reward.shuffle  # begin with each sample when it is finished
         annotations = [annotator.annotations(rollout) for annotator in self.session.annotators.values()]
         weights = {name: annotator.reward_weight for name, annotator in self.session.config.annotators.items() if annotator.reward_weight}
-        if weights or shuffle:
-            dealt = (self.seed, step, *([number] if number else [])) if shuffle else None
-            scores = self.session.reward.combine(join(scores, *annotations), weights, dealt)
-        return [rollout, scores, *annotations]
+        dealt = (self.seed, step, *([number] if number else [])) if shuffle else None
+        return [rollout, self.session.reward.combine(join(scores, *annotations), weights, dealt), *annotations]
 
     def _judged(self, step: int, number: int, columns: Columns) -> tuple[Columns, Batch]:
         """The columns after the rescue, where there is one, and what `HybridActor.outcomes` says of each row. Waits."""

@@ -12,11 +12,12 @@ def sample_rows(prefix: str, samples: Batch, prompts: Sequence[Prompt], names: M
 
     Args:
         prefix: of the sample ids, which are PREFIX/PROMPT/NUMBER.
-        samples: a rollout with its rewards.
+        samples: a rollout with the columns of `RewardWorker.combine`.
         prompts: what the column `prompt` points into.
         names: what sample numbers are called instead.
     """
     columns = {name: samples.tensors[name].tolist() for name in ("prompt", "sample", "reward", "response_tokens", "finished")}
+    parts = dict.fromkeys(name for found in samples.objects["reward_parts"] for name in found)
     rows = []
     for row, response in enumerate(samples.objects["response"]):
         prompt, number = prompts[columns["prompt"][row]], columns["sample"][row]
@@ -28,6 +29,10 @@ def sample_rows(prefix: str, samples: Batch, prompts: Sequence[Prompt], names: M
                 "response": response,
                 "ground_truth": prompt.ground_truth,
                 "reward": columns["reward"][row],
+                "reward_status": samples.objects["reward_status"][row],
+                "reward_reason": samples.objects["reward_reason"][row],
+                # The same keys in every row, which a table has to have: null where a sample has no such part.
+                **{f"reward/{name}": samples.objects["reward_parts"][row].get(name) for name in parts},
                 "response_tokens": columns["response_tokens"][row],
                 "finished": columns["finished"][row],
             }

@@ -136,7 +136,7 @@ class HybridActor(StepWorker):
 
     @register(ALL)
     def tell_finished(self, outlet: Outlet) -> None:
-        """Where to send each sample as soon as it is finished, as (prompt set, position, response)."""
+        """Where to send each sample as soon as it is finished, as `Finished` says."""
         self._finished = outlet
 
     @register(DATA_PARALLEL, mesh=ROLLOUT)
@@ -161,7 +161,8 @@ class HybridActor(StepWorker):
             drawn[position] = response
             texts[position] = self._tokenizer.decode(response.tokens, skip_special_tokens=True)
             if position < len(places):
-                untold[plan.first + position] = (plan.prompt_set, places[position][0], texts[position])
+                finished = (plan.prompt_set, places[position][0], texts[position], len(response.tokens), response.finished)
+                untold[plan.first + position] = finished
             if outlet is not None and time.monotonic() - told >= SECONDS_BETWEEN_TELLINGS:
                 outlet.tell(untold, plan.total)
                 untold, told = {}, time.monotonic()

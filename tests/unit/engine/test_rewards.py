@@ -1,8 +1,9 @@
 """Rewards: where the answer is looked for, what counts as right, and that no fault becomes a 0."""
 
-import math
+import contextlib
 import random
-import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +12,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import Batch
-from engine.config import EngineConfig, RewardConfig
+from engine.algorithms.reward_statistics import reward_statistics
+from engine.algorithms.step import step_advantages
+from engine.batch import Batch, join
+from engine.config import AlgorithmConfig, EngineConfig, RewardConfig, RewardRunnerConfig
 from engine.prompts import Prompt
 from engine.rewards.answers import after_thinking, last_boxed
 from engine.rewards.exact_match import exact_match
 from engine.rewards.registry import REWARDS
-from engine.rewards.scoring import score
+from engine.rewards.runner import RewardError
+from engine.rewards.scoring import Scored, Scoring
 from engine.workers.reward import RewardWorker
 
 RIGHT_BOX = r"\boxed{5}"
+RUNNER = RewardRunnerConfig(processes=1)
 
 
 def prompt(number: int = 0, data_source: str = "sums", ground_truth: str = "5") -> Prompt:
@@ -102,58 +107,82 @@ def test_math_verify(response: str, ground_truth: str, value: float) -> None:
     assert REWARDS.get("math_verify")(response, ground_truth) == value
 
 
-def test_math_verify_works_outside_the_main_thread() -> None:
-    # Mutation: leave the library's deadlines on: signals work in the main thread only, and every score is an error.
-    scores: list[float] = []
-    thread = threading.Thread(target=lambda: scores.append(REWARDS.get("math_verify")(RIGHT_BOX, "5")))
-    thread.start()
-    thread.join()
-    assert scores == [1.0]
+@pytest.fixture(scope="module")
+def scoring() -> Iterator[Scoring]:
+    """Strict by source, mathematical else; and functions that fail."""
+    sources = {"strict": "exact_match", "faulty": "faulty_rewards:faulty"}
+    with Scoring(RewardConfig(by_data_source=sources, runner=RUNNER)) as opened:
+        yield opened
 
 
-def test_an_unreadable_ground_truth_is_an_error_of_the_data() -> None:
-    with pytest.raises(ValueError, match="cannot read the ground truth ''") as caught:
-        score(RewardConfig(), [RIGHT_BOX], [prompt(3, ground_truth="")])
-    assert "prompt id3 (row 3)" in caught.value.__notes__[0]
+def scored(scoring: Scoring, response: str, *prompts: Prompt) -> list[Scored]:
+    return [scoring.result(pending) for pending in [scoring.begin(asked, response, 1, True) for asked in prompts]]
 
 
-def test_data_source_chooses_the_reward() -> None:
+def test_data_source_chooses_the_reward(scoring: Scoring) -> None:
     # Mutation: always the default.
-    config = RewardConfig(by_data_source={"strict": "exact_match"}, default="math_verify")
-    assert score(config, [r"\boxed{05}"] * 2, [prompt(0, "strict"), prompt(1, "loose")]) == [0.0, 1.0]
-    assert score(config, [], []) == []
+    found = scored(scoring, r"\boxed{05}", prompt(0, "strict"), prompt(1, "loose"))
+    assert [(sample.reward, sample.parts) for sample in found] == [(0.0, {"exact_match": 0.0}), (1.0, {"math_verify": 1.0})]
 
 
-def test_lengths_must_agree() -> None:
-    with pytest.raises(ValueError, match="2 responses were given with 1 prompts"):
-        score(RewardConfig(), ["a", "b"], [prompt()])
+def test_a_failure_names_reward_and_prompt_and_is_no_score(scoring: Scoring) -> None:
+    # Mutations: the failure as a part of the sum; the prompt left out of the reason.
+    asked = ("nan", prompt(4, "faulty")), (RIGHT_BOX, prompt(3, "loose", "")), ("ab", prompt(5, "faulty"))
+    bad, truth, good = (sample for response, of in asked for sample in scored(scoring, response, of))
+    assert bad == Scored(0.0, "error", {}, "reward faulty_rewards:faulty gave nan; it must give a finite number for prompt id4 (row 4)")
+    assert (truth.status, truth.reward, truth.parts) == ("error", 0.0, {})
+    assert "reward math_verify raised ValueError: math_verify cannot read the ground truth ''" in truth.reason
+    assert truth.reason.endswith("for prompt id3 (row 3)")
+    assert (good.reward, good.status, good.reason) == (2.0, "ok", "")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "1", None, 1j, [1.0]])
-def test_a_score_that_is_no_finite_number_is_an_error(monkeypatch: pytest.MonkeyPatch, value: object) -> None:
-    # Mutation: float(value) without the check: NaN becomes an advantage, "1" passes.
-    monkeypatch.setattr("engine.rewards.exact_match.exact_match", lambda response, ground_truth: value)
-    with pytest.raises(ValueError, match=r"reward exact_match gave .* for prompt id4 \(row 4\)"):
-        score(RewardConfig(default="exact_match"), ["a"], [prompt(4)])
+def test_the_right_and_the_wrong_answer_are_known(scoring: Scoring) -> None:
+    asked = scoring.begin_canaries()
+    assert [(key, canary.score) for key, canary, _ in asked] == [(name, score) for name in ("exact_match", "math_verify") for score in (1.0, 0.0)]
+    scoring.check(asked)
 
 
-@pytest.mark.parametrize("value", [True, 1, np.float32(1.0)])
-def test_every_kind_of_real_number_becomes_a_float(monkeypatch: pytest.MonkeyPatch, value: object) -> None:
-    monkeypatch.setattr("engine.rewards.exact_match.exact_match", lambda response, ground_truth: value)
-    scores = score(RewardConfig(default="exact_match"), ["a"], [prompt()])
-    assert scores == [1.0]
-    assert type(scores[0]) is float
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("return 1.0", r"reward my_checker:right scored 1 where 0 is known to be right: response 'wrong', ground truth 'a'"),
+        ("return float(response == 'wrong')", r"scored 0 where 1 is known to be right: response 'a'"),
+        ("raise OSError('no disk')", r"raised OSError: no disk where 1 is known to be right"),
+        ("return float(response == ground_truth)", None),
+    ],
+)
+def test_a_reward_that_gets_a_known_answer_wrong_stops_the_run(body: str, text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Mutations: leave `check` out of `use`; compare statuses alone.
+    (tmp_path / "my_checker.py").write_text(
+        "from engine.rewards.types import Canary, Sample\n"
+        f"def right(response, ground_truth):\n    {body}\n"
+        "CANARIES = {'right': [Canary(Sample('a', 'a'), 1.0), Canary(Sample('wrong', 'a'), 0.0)]}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    judge = worker()
+    try:
+        with contextlib.nullcontext() if text is None else pytest.raises(RewardError, match=text):
+            judge.use(RewardConfig(default="my_checker:right", runner=RUNNER))
+    finally:
+        judge.close()
 
 
 def worker() -> RewardWorker:
     return RewardWorker(config=EngineConfig(max_context_tokens=8), model_directory=Path(), device="cpu", dtype="float32", rank=0, ranks=1)
 
 
+def scores(rewards: list[float], failed: Sequence[int] = (), **columns: list[float]) -> Batch:
+    statuses = ["error" if row in failed else "ok" for row in range(len(rewards))]
+    tensors = {name.replace("__", "/"): torch.tensor(values) for name, values in columns.items()}
+    objects = {"reward_status": statuses, "reward_parts": [{}] * len(rewards), "reward_reason": [f"reason {row}" for row in range(len(rewards))]}
+    return Batch({"reward": torch.tensor(rewards), **tensors}, objects)
+
+
 def test_shuffle_deals_the_same_scores_out_anew() -> None:
-    scores = Batch(tensors={"reward": torch.tensor([1.0] * 10 + [0.0] * 30)})
+    given = scores([1.0] * 10 + [0.0] * 30)
 
     def shuffled(*seed: int) -> list[float]:
-        return worker().combine(scores, {}, seed).tensors["reward"].tolist()
+        return worker().combine(given, {}, seed).tensors["reward"].tolist()
 
     random.seed(1)
     np.random.seed(1)
@@ -167,33 +196,111 @@ def test_shuffle_deals_the_same_scores_out_anew() -> None:
 
 
 def test_annotators_scores_count_by_their_weight() -> None:
-    scores = Batch(tensors={"reward": torch.tensor([1.0, 0.0]), "judge/score": torch.tensor([4.0, -2.0]), "other/score": torch.tensor([9.0, 9.0])})
+    given = scores([1.0, 0.0], judge__score=[4.0, -2.0], other__score=[9.0, 9.0])
     # 1 + 0.5 x 4 and 0 - 0.5 x 2; what has no weight counts nothing. Mutation: the weight left out.
-    combined = worker().combine(scores, {"judge": 0.5}, (1, 2)).tensors
+    combined = worker().combine(given, {"judge": 0.5}, (1, 2)).tensors
     assert sorted(combined["reward"].tolist()) == [-1.0, 3.0]
-    assert worker().combine(scores, {"judge": 0.5}, None).tensors["reward"].tolist() == [3.0, -1.0]
+    assert worker().combine(given, {"judge": 0.5}, None).tensors["reward"].tolist() == [3.0, -1.0]
     # Whether a group has signal is asked of what the functions gave. Mutation: of the sum, or dealt out.
     assert combined["outcome"].tolist() == [1.0, 0.0]
 
 
-def test_what_was_scored_ahead_is_not_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def reward(response: str, ground_truth: str) -> float:
-        asked.append(response)
-        return float(len(response))
-
-    monkeypatch.setattr("engine.rewards.exact_match.exact_match", reward)
+def failing(on_failure: str, fraction: float) -> RewardWorker:
     judge = worker()
-    judge.use(RewardConfig(default="exact_match"))
-    judge.load_prompts("set", [prompt(0), prompt(1)])
-    judge.score_ahead([("set", 0, "long"), ("set", 1, "longer")])
-    rollout = Batch(tensors={"prompt": torch.tensor([1, 0, 0])}, objects={"response": ["longer", "long", "new"]}, meta={"prompt_set": "set"})
-    assert judge.score(rollout).tensors["reward"].tolist() == [6.0, 4.0, 3.0]
-    # Mutations: score everything again; keep what was scored ahead for a later step, which may score otherwise.
-    assert asked == ["long", "longer", "new"]
-    judge.score(rollout)
-    assert asked[3:] == ["longer", "long", "new"]
+    judge._reward = RewardConfig(on_failure=on_failure, max_failure_fraction=fraction)
+    return judge
+
+
+def test_a_sample_without_a_score_earns_0_whatever_annotators_say_of_it() -> None:
+    # Mutation: add the annotator's score to a failure.
+    given = scores([1.0, 0.0, 2.0, 3.0], failed=[1], judge__score=[4.0, 4.0, 0.0, 0.0])
+    found = failing("zero", 0.25).combine(given, {"judge": 1.0}, None)
+    assert found.tensors["reward"].tolist() == [5.0, 0.0, 2.0, 3.0]
+    assert "kept" not in found.tensors
+    assert found.objects["reward_status"] == ["ok", "error", "ok", "ok"]
+
+
+def test_a_sample_without_a_score_is_excluded_where_that_is_configured() -> None:
+    found = failing("exclude", 0.25).combine(scores([1.0, 0.0, 2.0, 3.0], failed=[1]), {}, None)
+    assert found.tensors["kept"].tolist() == [True, False, True, True]
+    # Shuffled, the nothing stays where it is. Mutation: permute all rows: some sample gets a 0 that nobody gave.
+    for seed in range(20):
+        dealt = failing("exclude", 0.25).combine(scores([1.0, 0.0, 2.0, 3.0], failed=[1]), {}, (seed,)).tensors["reward"].tolist()
+        assert dealt[1] == 0.0
+        assert sorted(dealt) == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_an_excluded_sample_leaves_the_statistics_of_its_group() -> None:
+    # Mutation: leave kept out of the estimator's mask: the failure counts as a 0, and the others get +-0.577 and 1.155 in place of +-0.707.
+    found = failing("exclude", 1.0).combine(scores([1.0, 0.0, 0.0], failed=[2]), {}, None)
+    batch = join(Batch({"response_mask": torch.ones(3, 2, dtype=torch.bool), "prompt": torch.zeros(3, dtype=torch.int64)}), found)
+    advantages = step_advantages(batch, AlgorithmConfig()).tensors["advantages"]
+    assert advantages[:, 0].tolist() == pytest.approx([0.5**0.5, -(0.5**0.5), 0.0], abs=1e-5)
+
+
+def test_too_many_failures_stop_the_run() -> None:
+    # Mutation: `>=` for `>`: what is allowed is refused.
+    failing("zero", 0.5).combine(scores([1.0] * 4, failed=[1, 2]), {}, None)
+    with pytest.raises(RewardError, match=r"3 of 4 samples have no score, more than reward.max_failure_fraction allows; the first: reason 1"):
+        failing("zero", 0.5).combine(scores([1.0] * 4, failed=[1, 2, 3]), {}, None)
+    with pytest.raises(RewardError, match="1 of 4"):
+        failing("zero", 0.0).combine(scores([1.0] * 4, failed=[3]), {}, None)
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[RewardWorker]:
+    made = worker()
+    made.use(RewardConfig(default="faulty_rewards:counted", max_failure_fraction=0.5, runner=RUNNER))
+    made.load_prompts("set", [prompt(0), prompt(1)])
+    yield made
+    made.close()
+
+
+def rollout(*rows: tuple[int, str], finished: Sequence[bool] = ()) -> Batch:
+    tensors = {
+        "prompt": torch.tensor([place for place, _ in rows]),
+        "response_tokens": torch.tensor([len(response) for _, response in rows]),
+        "finished": torch.tensor(finished or [True] * len(rows)),
+    }
+    return Batch(tensors, {"response": [response for _, response in rows]}, {"prompt_set": "set"})
+
+
+def test_what_was_scored_ahead_is_not_scored_again(judge: RewardWorker) -> None:
+    """`counted` scores how often its one process was called. Mutations: score everything again; keep what was scored ahead for a later step."""
+    judge.score_ahead([("set", 0, "long", 4, True), ("set", 1, "longer", 6, True)])
+    assert judge.score(rollout((1, "longer"), (0, "long"), (0, "new"))).tensors["reward"].tolist() == [2.0, 1.0, 3.0]
+    assert judge.score(rollout((1, "longer"), (0, "long"))).tensors["reward"].tolist() == [4.0, 5.0]
+    # What a function may be told of a sample makes it another one. Mutation: leave tokens or finished out of the key.
+    assert judge.score(rollout((0, "a"), (0, "a"), finished=[True, False])).tensors["reward"].tolist() == [6.0, 7.0]
+
+
+def test_scoring_ahead_does_not_wait(judge: RewardWorker) -> None:
+    # Mutation: wait for each outcome: the thread that takes the messages scores one sample after the other.
+    started = time.monotonic()
+    judge.score_ahead([("set", 0, f"sleep 1.{number}", 9, True) for number in range(3)])
+    assert time.monotonic() - started < 1.0
+    judge.score(rollout((0, "a")))
+
+
+def test_failures_of_a_step_are_seen_as_such(judge: RewardWorker) -> None:
+    found = judge.score(rollout((0, "a"), (1, "raise boom"), (0, "b"), (1, "c")))
+    assert found.objects["reward_status"] == ["ok", "error", "ok", "ok"]
+    assert found.objects["reward_reason"][1] == "reward faulty_rewards:counted raised ValueError: boom for prompt id1 (row 1)"
+    assert found.objects["reward_parts"][1] == {}
+    metrics = reward_statistics(found).result()
+    assert (metrics["reward/error_fraction"], metrics["reward/timeout_fraction"]) == (0.25, 0.0)
+    # Mutation: count the failure as a 0 in the mean of the part.
+    assert metrics["reward/counted_mean"] == pytest.approx(found.tensors["reward"].sum().item() / 3)
+    with pytest.raises(RewardError, match=r"the first: reward faulty_rewards:counted raised ValueError: boom for prompt id1 \(row 1\)"):
+        judge.score(rollout((1, "raise boom"), (1, "raise bang"), (0, "a")))
+
+
+def test_the_processes_stay_when_the_next_stage_scores_alike(judge: RewardWorker) -> None:
+    # Mutation: a new runner for every stage and evaluation, each of which loads everything anew.
+    assert judge._scoring is not None
+    before = judge._scoring
+    judge.use(before.config.model_copy(update={"shuffle": True}))
+    assert judge._scoring is before
 
 
 def test_the_configuration_refuses_rewards_that_there_are_not() -> None:
