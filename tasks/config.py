@@ -199,10 +199,14 @@ def _broken_rules(recipe: RecipeConfig) -> Iterator[Problem]:
 
 def _ranks_divide(recipe: RecipeConfig) -> Iterator[Problem]:
     known = [*ROLES, *recipe.annotators]
+    rewards = {f"stages.{name}.reward": stage.reward for name, stage in recipe.stages.items() if stage.kind == "rl"}
     for role in recipe.resources.roles:
         if role not in known:
             yield Problem(f"resources.roles.{role}", f"there is no such role; there are: {', '.join(known)}")
     for name in recipe.annotators:
+        for key, reward in rewards.items():
+            if any(name == part for _, part, _ in reward.all_parts()):
+                yield Problem(f"annotators.{name}", f"{key} has a part of that name, and both would be the metric reward/{name}_mean; rename one")
         if name in ROLES:
             yield Problem(f"annotators.{name}", f"the engine has a role of that name; choose another than {', '.join(ROLES)}")
     ranks = {role: recipe.resources.ranks_of(role) for role in ("actor", "reference", "critic")}

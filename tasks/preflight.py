@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine.algorithms.registry import ADVANTAGES, LOSSES
-from engine.config import MAIN_POOL, GgufConfig, ModelConfig, RewardConfig
+from engine.config import MAIN_POOL, GgufConfig, ModelConfig, OwnRewardConfig, part_name
 from engine.hardware import cores, gpus, resolve_device, resolve_dtype, torch_has_cuda
 from engine.registry import Registry
+from engine.rewards.calling import Call
 from engine.rewards.registry import REWARDS
+from engine.rewards.types import Function
 from engine.rollout import registry as rollout
 from engine.training import registry as training
 from engine.workers.registry import ANNOTATORS
@@ -49,7 +51,16 @@ class Finding:
 
 def preflight(config: RecipeConfig) -> list[Finding]:
     """All findings, errors first. Looks at no row of the data and at no weight: the tasks that read them check them."""
-    looks = [_packages(), _model(config.model), _data(config), _own_modules(config), _resources(config), _places(config), _suspicious(config)]
+    looks = [
+        _packages(),
+        _model(config.model),
+        _data(config),
+        _own_modules(config),
+        _rewards(config),
+        _resources(config),
+        _places(config),
+        _suspicious(config),
+    ]
     return sorted(itertools.chain.from_iterable(looks), key=lambda finding: finding.level)
 
 
@@ -148,21 +159,28 @@ def _own_modules(config: RecipeConfig) -> Iterator[Finding]:
             yield Finding("error", key, str(error))
 
 
+def _rewards(config: RecipeConfig) -> Iterator[Finding]:
+    """Every reward function of one's own can be imported, and called with what it is given."""
+    configs = {f"stages.{name}.reward": stage.reward for name, stage in config.stages.items() if stage.kind == "rl"}
+    for above, reward in {"evaluation_reward": config.evaluation_reward, **configs}.items():
+        for place, name, part in reward.all_parts():
+            if isinstance(part, OwnRewardConfig):
+                try:
+                    Call.of(REWARDS.get(part.function), Function(part.function, part.given(), part.samples_at_once))
+                except ValueError as error:
+                    short = name == part_name(part.function)
+                    yield Finding("error", f"{above}.{place}" if short else f"{above}.{place}.{name}.function", str(error))
+
+
 def _names(config: RecipeConfig) -> Iterator[tuple[str, Registry[Any], str]]:
     yield "training.backend", training.BACKENDS, config.training.backend
     yield "rollout.backend", rollout.BACKENDS, config.rollout.backend
     for name, annotator in config.annotators.items():
         yield f"annotators.{name}.worker", ANNOTATORS, annotator.worker
-    rewards: dict[str, RewardConfig] = {"evaluation_reward": config.evaluation_reward}
     for name, stage in config.stages.items():
         if stage.kind == "rl":
             yield f"stages.{name}.algorithm.advantage.estimator", ADVANTAGES, stage.algorithm.advantage.estimator
             yield f"stages.{name}.algorithm.loss.name", LOSSES, stage.algorithm.loss.name
-            rewards[f"stages.{name}.reward"] = stage.reward
-    for key, reward in rewards.items():
-        yield f"{key}.default", REWARDS, reward.default
-        for source, function in reward.by_data_source.items():
-            yield f"{key}.by_data_source.{source}", REWARDS, function
 
 
 def _resources(config: RecipeConfig) -> Iterator[Finding]:

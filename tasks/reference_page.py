@@ -28,7 +28,7 @@ almanac run recipe=polaris_tiny stages.rl.steps=40 resources=one_cpu algorithm@s
 ```
 
 `key=value` sets a value, `group=FILE` swaps a file of a group (`group@stages.STAGE.group=FILE` within a stage), `~key` takes something out.
-`STAGE` stands for the name of a stage.
+`STAGE` stands for the name of a stage, `NAME` for another name that the recipe gives.
 """
 _LIMITS = {"gt": ">", "ge": "≥", "lt": "<", "le": "≤", "multiple_of": "multiple of"}
 
@@ -56,7 +56,7 @@ def _sections() -> Iterator[str]:
         yield f"## {model.__name__}\n"
         yield f"{(model.__doc__ or '').strip()}\n"
         if prefixes != [""]:
-            yield f"At {', '.join(prefixes)}.\n"
+            yield f"At {', '.join(dict.fromkeys(prefixes))}.\n"
         yield "| key | type | default | meaning |"
         yield "|---|---|---|---|"
         for name, field in model.model_fields.items():
@@ -73,7 +73,7 @@ def _collect(annotation: Any, prefix: str, places: dict[type[BaseModel], list[st
             _collect(field.annotation, f"{prefix}.{name}" if prefix else name, places)
     value = schema.mapping_value(annotation)
     if value is not None:
-        _collect(value, f"{prefix}.STAGE", places)
+        _collect(value, f"{prefix}.{'STAGE' if prefix == 'stages' else 'NAME'}", places)
 
 
 def _selected_by(model: type[BaseModel], selects: str) -> str:
@@ -87,10 +87,12 @@ def _row(name: str, field: FieldInfo) -> str:
 
 
 def _type(field: FieldInfo) -> str:
-    if selects := schema.tag_field(field.annotation):
-        variants = [f"[`{_selected_by(model, selects)}`](#{model.__name__.lower()})" for model in schema.models(field.annotation)]
-        return f"settings by `{selects}`: {', '.join(variants)}"
-    text = schema.type_name(field.annotation)
+    text, inner = schema.type_name(field.annotation), field.annotation
+    while (value := schema.mapping_value(inner)) is not None:
+        inner = value
+    if selects := schema.tag_field(inner):
+        variants = [f"[`{_selected_by(model, selects)}`](#{model.__name__.lower()})" for model in schema.models(inner)]
+        return f"{text}: {', '.join(variants)}"
     for model in [*schema.models(field.annotation), *schema.models(schema.mapping_value(field.annotation))]:
         text = re.sub(rf"\b{model.__name__}\b", f"[{model.__name__}](#{model.__name__.lower()})", text)
     rules = [*field.metadata, *schema.bounds(field.annotation)]
@@ -104,7 +106,7 @@ def _default(field: FieldInfo) -> str:
     if isinstance(field.default, BaseModel):
         selects = schema.tag_field(field.annotation)
         return "its defaults" if selects is None else f"`{selects}={schema.tag(type(field.default))}`"
-    return f"`{json.dumps(field.default)}`"
+    return f"`{json.dumps(field.default, default=lambda settings: settings.model_dump(exclude_defaults=True))}`"
 
 
 if __name__ == "__main__":

@@ -30,10 +30,10 @@ def is_union(annotation: Any) -> bool:
 
 
 def mapping_value(annotation: Any) -> Any | None:
-    """V of `dict[K, V]`, else None."""
+    """V of `dict[K, V]` and of `list[V]`, else None."""
     if get_origin(annotation) is Annotated:
         return mapping_value(get_args(annotation)[0])
-    return get_args(annotation)[1] if get_origin(annotation) is dict else None
+    return get_args(annotation)[-1] if get_origin(annotation) in (dict, list) else None
 
 
 def tag_field(annotation: Any) -> str | None:
@@ -111,11 +111,15 @@ def type_name(annotation: Any) -> str:
         return type_name(get_args(annotation)[0])
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in get_args(annotation))
+    if selects := tag_field(annotation):
+        return f"settings by `{selects}`"
     if is_union(annotation):
         return " or ".join(type_name(member) for member in get_args(annotation))
     if origin is dict:
         key, value = get_args(annotation)
         return f"mapping of {type_name(key)} to {type_name(value)}"
+    if origin is list:
+        return f"list of {type_name(get_args(annotation)[0])}"
     plain = {int: "integer", float: "number", str: "string", bool: "`true` or `false`", type(None): "`null`"}
     return plain.get(annotation) or annotation.__name__
 

@@ -40,7 +40,7 @@ from engine.config.loss import (
 from engine.config.model import ArchitectureConfig, GgufConfig, ModelConfig
 from engine.config.off_policy import ImportanceWeightsConfig, OffPolicyConfig, RejectionConfig
 from engine.config.resources import MAIN_POOL, ROLES, PoolConfig, ResourcesConfig
-from engine.config.reward import AnnotatorConfig, RewardConfig, RewardRunnerConfig
+from engine.config.reward import AnnotatorConfig, OwnRewardConfig, RewardConfig, RewardRunnerConfig, part_name
 from engine.config.rollout import RolloutConfig, SamplingConfig
 from engine.config.stages import EngineConfig, EvaluationConfig, RLStageConfig, SFTStageConfig, SFTValidationConfig
 from engine.config.training import LoRAConfig, OptimizerConfig, StageTrainingConfig, TrainingConfig
@@ -92,6 +92,7 @@ __all__ = [
     "OverlongPenalty",
     "OwnAdvantageConfig",
     "OwnLossConfig",
+    "OwnRewardConfig",
     "PPOLossConfig",
     "PoolConfig",
     "Positive",
@@ -116,4 +117,5 @@ __all__ = [
     "SubstituteGroups",
     "TrainingConfig",
     "TruncatedConfig",
+    "part_name",
 ]

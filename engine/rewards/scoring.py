@@ -5,7 +5,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Self
 
-from engine.config import RewardConfig
+from engine.config import OwnRewardConfig, RewardConfig
+from engine.config.reward import PartSettings
 from engine.prompts import Prompt
 from engine.rewards.runner import RewardError, RewardRunner
 from engine.rewards.types import Canary, Function, Outcome, Sample, Status
@@ -44,30 +45,41 @@ class Scoring:
 
     def __init__(self, config: RewardConfig) -> None:
         self.config = config
-        names = dict.fromkeys([*config.by_data_source.values(), config.default])
-        self._functions = {name: Function(name) for name in names}
+        self._functions: dict[str, Function] = {}
+        self._canaries: list[tuple[str, Canary]] = []
+        for _, _, part in config.all_parts():
+            at_once = part.samples_at_once if isinstance(part, OwnRewardConfig) else 1
+            self._functions[_key(part)] = Function(part.function, part.given(), at_once)
+            for known in part.canaries:
+                sample = Sample(known.response, known.ground_truth, response_tokens=known.response_tokens, finished=known.finished)
+                self._canaries.append((_key(part), Canary(sample, known.score)))
         self._runner = RewardRunner(self._functions, config.runner)
 
     def begin(self, prompt: Prompt, response: str, response_tokens: int, finished: bool) -> Pending:
         """Asks for the scores of a sample; returns at once."""
         sample = Sample(response, prompt.ground_truth, prompt.messages, prompt.data_source, response_tokens, finished)
-        name = self.config.by_data_source.get(prompt.data_source, self.config.default)
-        return Pending(prompt, {name: self._runner.submit(name, sample)})
+        parts = self.config.of(prompt.data_source)
+        return Pending(prompt, {name: self._runner.submit(_key(part), sample) for name, part in parts.items()})
 
     def result(self, pending: Pending) -> Scored:
-        """Waits for a sample's outcomes, as long as the runner's limit lets them be."""
-        outcomes = {name: future.result() for name, future in pending.parts.items()}
+        """Waits for a sample's outcomes, as long as the runner's limit lets them be. RewardError where two numbers of a sample have one name."""
+        parts, outcomes = self.config.of(pending.prompt.data_source), {name: future.result() for name, future in pending.parts.items()}
         for name, outcome in outcomes.items():
             if outcome.status != "ok":
-                reason = f"reward {name} {outcome.reason} for prompt {pending.prompt.id} (row {pending.prompt.index})"
+                reason = f"reward {parts[name].function} {outcome.reason} for prompt {pending.prompt.id} (row {pending.prompt.index})"
                 return Scored(0.0, outcome.status, reason=reason)
-        parts = {name.rpartition(":")[2]: outcome.score for name, outcome in outcomes.items()}
-        return Scored(sum(parts.values()), "ok", parts)
+        scores = {name: outcome.score for name, outcome in outcomes.items()}
+        total, numbers = sum(parts[name].weight * score for name, score in scores.items()), dict(scores)
+        for name, outcome in outcomes.items():
+            if twice := numbers.keys() & outcome.metrics.keys():
+                raise RewardError(f"reward {parts[name].function} gives the number {sorted(twice)[0]}, which another part is or gives; rename one")
+            numbers |= outcome.metrics
+        return Scored(total, "ok", numbers)
 
     def begin_canaries(self) -> Sequence[tuple[str, Canary, "Future[Outcome]"]]:
         """Asks about the samples whose scores are known, in the same processes."""
-        known = self._runner.canaries.result()
-        return [(key, canary, self._runner.submit(key, canary.sample, canary.parameters)) for key, canaries in known.items() for canary in canaries]
+        brought = [(key, canary) for key, canaries in self._runner.canaries.result().items() for canary in canaries]
+        return [(key, canary, self._runner.submit(key, canary.sample, canary.parameters)) for key, canary in [*brought, *self._canaries]]
 
     def check(self, canaries: Sequence[tuple[str, Canary, "Future[Outcome]"]]) -> None:
         """RewardError names the reward whose known sample has another outcome."""
@@ -89,6 +101,11 @@ class Scoring:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _key(part: PartSettings) -> str:
+    """Of the function and its parameters: parts that differ in weight alone share it."""
+    return part.model_copy(update={"weight": 1.0, "canaries": []}).model_dump_json()
 
 
 def against(sample: Scored, greedy: Scored) -> Scored:

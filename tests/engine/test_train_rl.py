@@ -37,6 +37,7 @@ from engine.trainer.sync import train_rl
 PROMPTS = [prompt(f"{a}+{b}", index=3 * a + b, answer=str(1 + (a + b) % 3)) for a, b in itertools.product(range(3), range(3))]
 REWARD = RewardConfig(default="exact_match")
 ROW = {"sample_id", "difficulty", "prompt", "response", "ground_truth", "reward", "response_tokens", "finished"}
+ROW |= {"reward_status", "reward_reason", "reward/exact_match"}
 SECONDS = re.compile(r"(timing|throughput|memory)/|sync/(.*seconds|proof_|bytes_proof)")
 
 

@@ -3,7 +3,7 @@
 A policy is a table here: the outcomes of a prompt's samples. Every column of a row says which sample it is, so that a row that falls apart is seen.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,13 +12,14 @@ import torch
 
 from engine.algorithms.rescue import RescueMemory
 from engine.batch import Batch
-from engine.config import RewardConfig, RLStageConfig
+from engine.config import RewardConfig, RewardRunnerConfig, RLStageConfig
 from engine.control import future as futures
 from engine.control.dispatch import EVERYTHING, cut
 from engine.control.future import BatchFuture, Joined, Parts
 from engine.control.mesh import Mesh
 from engine.control.recorder import Recorder
 from engine.prompts import Prompt, PromptSampler
+from engine.rewards.scoring import Scoring
 from engine.rollout.plan import SamplePlan
 from engine.trainer.generation import Drawn, Generation, NoSignalError
 from engine.workers.actor import HybridActor
@@ -93,8 +94,15 @@ class Actor(HybridActor):
     generate.__registration__ = HybridActor.generate.__registration__  # type: ignore[attr-defined]
 
 
+@pytest.fixture(scope="module")
+def scoring() -> Iterator[Scoring]:
+    """The processes of the rewards, which all ranks of all tests share."""
+    with Scoring(RewardConfig(default="exact_match", runner=RewardRunnerConfig(processes=1))) as opened:
+        yield opened
+
+
 @pytest.fixture
-def draw(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Drawn]]:
+def draw(monkeypatch: pytest.MonkeyPatch, scoring: Scoring) -> Callable[..., list[Drawn]]:
     """Some steps of a stage with these settings."""
     monkeypatch.setattr(futures.ray, "get", lambda value: value)
     monkeypatch.setattr(futures, "wait", lambda *_: None)
@@ -105,7 +113,7 @@ def draw(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Drawn]]:
         judges = []
         for _ in range(RANKS):
             judge = object.__new__(RewardWorker)
-            judge._reward, judge._ahead = RewardConfig(default="engine.rewards.exact_match:exact_match"), {}
+            judge._reward, judge._scoring, judge._ahead, judge.ranks = scoring.config, scoring, {}, RANKS
             judge.prompt_sets = {"rl": SimpleNamespace(prompts=PROMPTS)}  # type: ignore[dict-item]
             judges.append(judge)
         session: Any = SimpleNamespace(

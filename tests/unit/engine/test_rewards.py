@@ -1,6 +1,7 @@
 """Rewards: where the answer is looked for, what counts as right, and that no fault becomes a 0."""
 
 import contextlib
+import pickle
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -18,10 +19,13 @@ from engine.batch import Batch, join
 from engine.config import AlgorithmConfig, EngineConfig, RewardConfig, RewardRunnerConfig
 from engine.prompts import Prompt
 from engine.rewards.answers import after_thinking, last_boxed
+from engine.rewards.calling import Call
 from engine.rewards.exact_match import exact_match
+from engine.rewards.process import canaries
 from engine.rewards.registry import REWARDS
 from engine.rewards.runner import RewardError
 from engine.rewards.scoring import Scored, Scoring
+from engine.rewards.types import Function
 from engine.workers.reward import RewardWorker
 
 RIGHT_BOX = r"\boxed{5}"
@@ -138,7 +142,8 @@ def test_a_failure_names_reward_and_prompt_and_is_no_score(scoring: Scoring) -> 
 
 def test_the_right_and_the_wrong_answer_are_known(scoring: Scoring) -> None:
     asked = scoring.begin_canaries()
-    assert [(key, canary.score) for key, canary, _ in asked] == [(name, score) for name in ("exact_match", "math_verify") for score in (1.0, 0.0)]
+    known = {canary.sample.response: canary.score for _, canary, _ in asked}
+    assert known == {r"2 + 3: \boxed{5}": 1.0, r"2 + 3: \boxed{6}": 0.0, r"a half: \boxed{\frac{1}{2}}": 1.0, r"a third: \boxed{\frac{1}{3}}": 0.0}
     scoring.check(asked)
 
 
@@ -295,6 +300,24 @@ def test_failures_of_a_step_are_seen_as_such(judge: RewardWorker) -> None:
         judge.score(rollout((1, "raise boom"), (1, "raise bang"), (0, "a")))
 
 
+def test_greedy_answers_are_scored_and_a_failure_of_theirs_is_one_of_the_sample() -> None:
+    # Mutations: the greedy answer's 0 as a baseline; its score added to what the parts are.
+    judge = worker()
+    judge.use(RewardConfig(default="faulty_rewards:faulty", max_failure_fraction=0.5, on_failure="exclude", runner=RUNNER))
+    judge.load_prompts("set", [prompt(0), prompt(1)])
+    given = rollout((0, "a"), (1, "bb"), (0, "ccc"), (1, "dddd"))
+    greedy = Batch({"greedy_tokens": torch.ones(4, dtype=torch.int64), "greedy_finished": torch.ones(4, dtype=torch.bool)})
+    try:
+        found = judge.score(join(given, greedy, Batch(objects={"greedy_response": ["right", "raise boom"] * 2})))
+        combined = judge.combine(found, {}, None)
+    finally:
+        judge.close()
+    assert combined.tensors["reward"].tolist() == [1.0, 0.0, 3.0, 0.0]
+    assert combined.tensors["greedy_reward"].tolist() == [5.0, 0.0, 5.0, 0.0]
+    assert combined.tensors["kept"].tolist() == [True, False, True, False]
+    assert combined.objects["reward_reason"][1].startswith("greedy answer: reward faulty_rewards:faulty raised ValueError: boom")
+
+
 def test_the_processes_stay_when_the_next_stage_scores_alike(judge: RewardWorker) -> None:
     # Mutation: a new runner for every stage and evaluation, each of which loads everything anew.
     assert judge._scoring is not None
@@ -304,6 +327,50 @@ def test_the_processes_stay_when_the_next_stage_scores_alike(judge: RewardWorker
 
 
 def test_the_configuration_refuses_rewards_that_there_are_not() -> None:
-    with pytest.raises(ValueError, match=r"by_data_source\.sums: no reward is called 'exact_mach': did you mean exact_match"):
+    with pytest.raises(ValueError, match=r"by_data_source\.sums\n.*no reward is called 'exact_mach': did you mean exact_match"):
         RewardConfig(by_data_source={"sums": "exact_mach"})
-    assert RewardConfig(default="my_rewards.polite:polite").default == "my_rewards.polite:polite"
+    with pytest.raises(ValueError, match=r"default\.a\n.*function: no reward is called 'lenght': did you mean length"):
+        RewardConfig(default={"a": {"function": "lenght"}})
+    with pytest.raises(ValueError, match=r"default\.a\n.*function: has to be set: a name from `almanac list`"):
+        RewardConfig(default={"a": {"weight": 1.0}})
+    # Mutation: one class for all functions: a parameter of another one is taken and has no effect.
+    with pytest.raises(ValueError, match=r"default\.a\.length\.pattern\n.*not permitted"):
+        RewardConfig(default={"a": {"function": "length", "max_tokens": 5, "pattern": "a"}})
+
+
+def test_a_name_alone_stands_for_a_sum_of_one() -> None:
+    assert RewardConfig(default="exact_match") == RewardConfig(default={"exact_match": {"function": "exact_match"}})
+    ((place, name, part),) = RewardConfig(default="my_rewards.polite:Polite").all_parts()
+    assert (place, name, part.function, part.weight) == ("default", "polite", "my_rewards.polite:Polite", 1.0)
+    # To the workers and back. Mutation: the short form kept in the configuration, which has no digest of its own then.
+    config = RewardConfig(default={"a": {"function": "rules", "rules": [{"name": "b", "pattern": "c", "must": False}], "weight": 2.0}})
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert config.digest() != RewardConfig().digest()
+
+
+def test_every_registered_reward_has_its_settings_and_the_other_way_round() -> None:
+    # Mutation: a line in the registry without a class: `almanac list` names what no recipe can use.
+    for name in REWARDS.names():
+        more = {"regex": {"pattern": "a"}, "rules": {"rules": [{"name": "b", "pattern": "c"}]}, "length": {"max_tokens": 1}}
+        more["overlong"] = {"max_tokens": 2, "buffer_tokens": 1}
+        (part,) = RewardConfig(default={"part": {"function": name, **more.get(name, {})}}).default.values()
+        # What the recipe can set is what the function takes. Mutation: a setting that no parameter is there for.
+        Call.of(REWARDS.get(name), Function(name, part.given()))
+        assert canaries(Function(name)), f"{name} has no known answers"
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"function": "regex", "pattern": "(a"}, "is no regular expression: missing"),
+        ({"function": "length"}, "set target_tokens, or min_tokens and max_tokens"),
+        ({"function": "length", "target_tokens": 4, "max_tokens": 5}, "set target_tokens, or"),
+        ({"function": "length", "min_tokens": 6, "max_tokens": 5}, "is above max_tokens"),
+        ({"function": "overlong", "max_tokens": 5, "buffer_tokens": 6}, "every response is punished"),
+        ({"function": "rules", "rules": []}, "at least 1 item"),
+        ({"function": "rules", "rules": [{"name": "a", "pattern": "b"}] * 2}, "several are called a"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, object], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        RewardConfig(default={"part": settings})

@@ -152,7 +152,7 @@ MISTAKES = {
         ("tracking.experiment=12", "tracking.experiment: should be a string, is 12; put it into quotes twice: tracking.experiment='\"12\"'"),
         (
             "evaluation_reward.by_data_source.mine=exact",
-            "evaluation_reward: by_data_source.mine: no reward is called 'exact'",
+            "evaluation_reward.by_data_source.mine: no reward is called 'exact'",
         ),
         ("data.chain_sum.max_terms=1", "data.chain_sum.max_terms: should be greater than or equal to 2, is 1"),
         ("model.architecture.head_dim=16", "model.architecture.head_dim: should be "),
@@ -342,6 +342,8 @@ def chosen(key: str) -> bool:
     variants = schema.at(above.split("."))
     if (selects := schema.tag_field(variants)) is None:
         return not above or chosen(above)
+    if selects == "function":  # parts of rewards, of which there is none that is called so
+        return False
     tag = schema.default_tag(variants) or above.rpartition(".")[2]
     (model,) = (model for model in schema.models(variants) if schema.tag(model) == tag)
     return name in model.model_fields and name != selects and chosen(above)
