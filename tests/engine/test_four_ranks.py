@@ -47,6 +47,7 @@ def test_engines_of_several_ranks_have_the_trainers_weights(
     # Mutation: `joint_layout` of rank 0's wants for every rank; `Synchroniser` with the first synchronisation's shards.
     config = engine_config.model_copy(
         update={
+            "max_context_tokens": ARCHITECTURE.max_context_tokens,
             "resources": ResourcesConfig(ranks=RANKS, device="cpu", call_deadline_seconds=240),
             "rollout": RolloutConfig(tensor_parallel_ranks=parts, max_concurrent_samples=16, max_proof_share=None),
             "training": TrainingConfig(shard_ranks=shard_ranks),

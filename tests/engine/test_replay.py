@@ -47,7 +47,7 @@ def operations(session: Session, step: int) -> tuple[Path, dict[str, KeptOperati
 
 
 def test_the_first_the_last_and_every_second_step_are_kept(kept: Session) -> None:
-    assert kept_steps(kept.directory) == [("replayed", 1), ("replayed", 2), ("replayed", 3)]
+    assert [found for found in kept_steps(kept.directory) if found[0] == "replayed"] == [("replayed", 1), ("replayed", 2), ("replayed", 3)]
     _, there = operations(kept, 2)
     loop = ["generate", "lengths", "log_prob", "advantage", "measure", "agreement", "update", "synchronise"]
     assert {f"actor.{name}" for name in loop} | {"reward.score"} <= set(there)
