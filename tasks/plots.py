@@ -68,7 +68,7 @@ def stage_figures(events: Sequence[LoggedEvent], stage: str) -> dict[str, Figure
         "response_length": ("Response length", "tokens, mean of the step", ["response/tokens_mean"], False),
         "entropy": ("Entropy of the policy", "nats per token", ["policy/entropy"], False),
         "kl_rollout": ("Trainer against rollout", "log-prob difference", ["policy/kl_rollout", "policy/max_log_prob_difference"], True),
-        "loss": ("SFT loss", "nats per token", ["sft/loss"], False),
+        "loss": ("SFT loss", "nats per token", ["sft/loss", "sft/validation_loss"], False),
     }
     figures = {}
     for file, (title, unit, metrics, logarithmic) in lines.items():

@@ -55,6 +55,16 @@ def test_a_stage_has_the_pictures_that_its_metrics_allow(tmp_path: Path) -> None
     assert (tmp_path / "new" / "reward.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_loss_on_what_is_held_out_stands_beside_the_loss() -> None:
+    # It is taken in some steps only. Mutation: leave it out of the picture, or ask it of every step.
+    events = [
+        StepFinished(stage="sft", step=step, metrics={"sft/loss": 1.0} | ({"sft/validation_loss": 2.0} if step % 3 == 0 else {}))
+        for step in range(1, 7)
+    ]
+    (axes,) = plots.stage_figures(events, "sft")["loss"].axes
+    assert sorted(len(list(line.get_xdata())) for line in axes.lines) == [2, 6]
+
+
 def test_nothing_happened_gives_no_pictures() -> None:
     assert plots.run_figures([]) == {}
     assert plots.stage_figures([StageStarted(stage="rl", kind="rl", steps=3)], "rl") == {}
