@@ -268,6 +268,10 @@ turns, and the quartiles. The results were compared first. Losses, KL terms and 
 has {about["cores"]} cores and did other things too: a load of {about["load_before"]:.1f} when this began and {about["load_after"]:.1f} at the end.
 Processor time does not count what others do; caches and memory are shared.
 
+What the two do is not quite the same (docs/parity.md). Ours excludes what is outside the mask before it computes, and clamps `k1`, `abs` and `k2`
+too; estimators compute in float64, verl's in float32; `optimal_token_baseline` compares the t-th response tokens of a group, as verl's `tir_` one
+does, and verl's plain one what stands in the same column.
+
 Of {len(ratios)} comparisons ours is faster in {won} and slower in **{lost}** (bold); in the others the quartiles lie on both sides of 1.
 """
     for kind, title in (("estimator", "Advantage estimators"), ("loss", "Policy losses"), ("other", "KL, value loss, off-policy correction")):
