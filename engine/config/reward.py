@@ -58,6 +58,8 @@ class PartSettings(Settings):
     function: str
     weight: float = 1.0
     """The function's score times this is added to the reward."""
+    shapes: bool = False
+    """It shapes the reward, and does not say whether a response is right: groups have signal, and responses are remembered, by the other parts."""
     canaries: list[CanaryConfig] = []
     """Known answers, beside those that the functions bring along."""
 
@@ -89,6 +91,8 @@ class FormatConfig(PartSettings):
     """1 where the whole response has a form, else 0."""
 
     function: Literal["format"]
+    shapes: bool = True
+    """It shapes the reward, and does not say whether a response is right."""
     pattern: Pattern | None = None
     """Regular expression for the whole response, in which `.` is any character; null asks for one block `<think>..</think>` and then an answer."""
 
@@ -132,6 +136,8 @@ class LengthConfig(PartSettings):
     """1 at a length of the response, falling linearly to 0 at twice that and at nothing; or 1 within bounds, else 0."""
 
     function: Literal["length"]
+    shapes: bool = True
+    """It shapes the reward, and does not say whether a response is right."""
     target_tokens: Positive | None = None
     """Instead of bounds."""
     min_tokens: Positive | None = None
@@ -150,6 +156,8 @@ class OverlongConfig(PartSettings):
     """0, falling linearly to -1 over the last tokens before a cap: the soft overlong punishment of DAPO (arXiv:2503.14476, equation 13)."""
 
     function: Literal["overlong"]
+    shapes: bool = True
+    """It shapes the reward, and does not say whether a response is right."""
     max_tokens: Positive
     """Here and beyond it is -1; usually the stage's max_response_tokens."""
     buffer_tokens: Positive
@@ -228,11 +236,20 @@ class RewardRunnerConfig(Settings):
     """The processes that rewards run in; each rank of the reward role has its own."""
 
     processes: Positive = 2
-    """So many samples are scored at the same time. Where n samples of a step hang, they take n / processes times the time limit."""
+    """So many samples are scored at the same time."""
+    max_processes: Positive = 16
+    """A call that takes longer than a quarter of a second makes room for another one, until there are so many processes: samples that hang then
+    wait side by side for their time limit, and hold up nobody. As many as `processes` never makes room."""
     time_limit_seconds: Annotated[float, Field(gt=0)] = 10.0
     """For one sample, from the moment at which its reward is called. The process is killed then, and the sample's status is `timeout`."""
     memory_limit_megabytes: Annotated[float, Field(gt=0)] = 1_000.0
     """Address space that a process may take beyond what it has when its functions are loaded. Asking for more raises MemoryError in the function."""
+
+    @model_validator(mode="after")
+    def _most_is_most(self) -> Self:
+        if self.max_processes < self.processes:
+            raise ValueError(f"max_processes ({self.max_processes}) is below processes ({self.processes}); raise it")
+        return self
 
 
 class RewardConfig(Settings):

@@ -29,6 +29,8 @@ LOAD_SECONDS = 120.0
 """Functions that are not loaded by then never will be."""
 GRACE_SECONDS = 0.3
 """An async function's own process ends its calls at the limit, and has so long to say so."""
+LONG_SECONDS = 0.25
+"""A call that has taken so long may hang: another process takes the next sample."""
 LAST_BREATH_SECONDS = 0.2
 """A process that ends closes its connection a moment before it is known how it ended."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -53,6 +55,8 @@ class _Process:
     pid: int
     connection: Connection
     running: dict[int, _Job] = field(default_factory=dict)
+    began: float = 0.0
+    """When its call did."""
     deadline: float | None = None
     """Of its call; None while it has none. It may have said the outcome of all samples before it says that the call is over."""
 
@@ -130,7 +134,7 @@ class RewardRunner:
         try:
             self._load()
             while self._broken is None:
-                while len(self._processes) < self._config.processes:
+                while len(self._processes) < min(self._config.processes + self._long(), self._config.max_processes):
                     self._processes.append(self._fork())
                 self._give()
                 self._look(wait([self._woken, *(process.connection for process in self._processes)], self._patience()))
@@ -193,7 +197,8 @@ class RewardRunner:
             if process.deadline is None and (jobs := self._next()):
                 grace = GRACE_SECONDS if self._functions[jobs[0].key].samples_at_once > 1 else 0
                 process.running = {job.number: job for job in jobs}
-                process.deadline = time.monotonic() + self._config.time_limit_seconds + grace
+                process.began = time.monotonic()
+                process.deadline = process.began + self._config.time_limit_seconds + grace
                 try:
                     process.connection.send((jobs[0].key, jobs[0].parameters, list(process.running), [job.sample for job in jobs]))
                 except OSError:
@@ -211,10 +216,18 @@ class RewardRunner:
             number = min(len(queue), self._functions[queue[0].key].samples_at_once)
             return [queue.popleft() for _ in range(number)]
 
+    def _long(self) -> int:
+        """Calls that may hang."""
+        return sum(process.deadline is not None and time.monotonic() >= process.began + LONG_SECONDS for process in self._processes)
+
     def _patience(self) -> float | None:
-        """Seconds until the first deadline."""
-        deadlines = [process.deadline for process in self._processes if process.deadline is not None]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        """Seconds until the first deadline, or until the first call has taken long."""
+        now, moments = time.monotonic(), list[float]()
+        for process in self._processes:
+            if process.deadline is not None:
+                long = process.began + LONG_SECONDS
+                moments += [process.deadline, *([long] if long > now else [])]
+        return max(0.0, min(moments) - now) if moments else None
 
     def _awake(self, spoken: Sequence[Any]) -> None:
         if self._woken in spoken:
@@ -245,6 +258,9 @@ class RewardRunner:
             self._again(process)
             if not message:
                 self._replace(process, None)
+            elif len(self._processes) > self._config.processes + self._long():
+                self._processes.remove(process)  # The calls that it was to make up for are over.
+                self._bury(process, 0)
 
     def _replace(self, process: _Process, outcome: Outcome | None) -> None:
         """Ends a process. Its last sample without an outcome gets this one, or an error; of several, each is run again alone."""

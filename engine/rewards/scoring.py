@@ -26,6 +26,8 @@ class Scored:
     """Score of each part before its weight, and the further numbers of functions that give a dict, by name."""
     reason: str = ""
     """Of a failure: reward, prompt, and what happened."""
+    outcome: float = 0.0
+    """The weighted sum of the parts that do not merely shape the reward; of all parts where every one of them shapes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +71,14 @@ class Scoring:
                 reason = f"reward {parts[name].function} {outcome.reason} for prompt {pending.prompt.id} (row {pending.prompt.index})"
                 return Scored(0.0, outcome.status, reason=reason)
         scores = {name: outcome.score for name, outcome in outcomes.items()}
-        total, numbers = sum(parts[name].weight * score for name, score in scores.items()), dict(scores)
+        weighted, numbers = {name: parts[name].weight * score for name, score in scores.items()}, dict(scores)
+        judging = [score for name, score in weighted.items() if not parts[name].shapes]
         for name, outcome in outcomes.items():
             if twice := numbers.keys() & outcome.metrics.keys():
                 raise RewardError(f"reward {parts[name].function} gives the number {sorted(twice)[0]}, which another part is or gives; rename one")
             numbers |= outcome.metrics
-        return Scored(total, "ok", numbers)
+        total = sum(weighted.values())
+        return Scored(total, "ok", numbers, outcome=sum(judging) if judging else total)
 
     def begin_canaries(self) -> Sequence[tuple[str, Canary, "Future[Outcome]"]]:
         """Asks about the samples whose scores are known, in the same processes."""
@@ -104,8 +108,8 @@ class Scoring:
 
 
 def _key(part: PartSettings) -> str:
-    """Of the function and its parameters: parts that differ in weight alone share it."""
-    return part.model_copy(update={"weight": 1.0, "canaries": []}).model_dump_json()
+    """Of the function and its parameters: parts that differ in what becomes of their score alone share it."""
+    return part.model_copy(update={"weight": 1.0, "shapes": False, "canaries": []}).model_dump_json()
 
 
 def against(sample: Scored, greedy: Scored) -> Scored:

@@ -45,10 +45,10 @@ class RewardWorker(Worker):
     def score(self, rollout: Batch) -> Batch:
         """The score of each response.
 
-        Returns the tensors reward and outcome [B] float32, which are equal; objects: reward_status (`ok`, `timeout` or `error`), reward_parts
-        (numbers by name) and reward_reason (of a failure). With greedy answers also their scores, as the tensor greedy_reward [B] float32; a sample
-        whose greedy answer has no score is a failure too. Raises `RewardError` where known answers come out wrong, or more samples fail than a whole
-        step may.
+        Returns the tensors reward and outcome [B] float32, outcome being without what merely shapes the reward; objects: reward_status (`ok`,
+        `timeout` or `error`), reward_parts (numbers by name) and reward_reason (of a failure). With greedy answers also their scores, as the tensor
+        greedy_reward [B] float32; a sample whose greedy answer has no score is a failure too. Raises `RewardError` where known answers come out
+        wrong, or more samples fail than a whole step may.
         """
         assert self._scoring is not None, "score was called before use"
         canaries = self._scoring.begin_canaries()
@@ -65,9 +65,11 @@ class RewardWorker(Worker):
             # When these are too many for the samples of all ranks, nobody needs to wait for the others.
             check_failures(scored, self._reward.max_failure_fraction * len(pending) * self.ranks)
         self._scoring.check(canaries)
-        columns = {"reward": scored, "outcome": scored} if answers is None else {"reward": scored, "outcome": scored, "greedy_reward": greedy}
+        columns = {"reward": [sample.reward for sample in scored], "outcome": [sample.outcome for sample in scored]}
+        if answers is not None:
+            columns["greedy_reward"] = [sample.reward for sample in greedy]
         return Batch(
-            {name: torch.tensor([sample.reward for sample in samples], dtype=torch.float32) for name, samples in columns.items()},
+            {name: torch.tensor(values, dtype=torch.float32) for name, values in columns.items()},
             {
                 "reward_status": [sample.status for sample in scored],
                 "reward_parts": [dict(sample.parts) for sample in scored],
@@ -79,7 +81,7 @@ class RewardWorker(Worker):
     def combine(self, scores: Batch, weights: Mapping[str, float], shuffle_seed: tuple[int, ...] | None) -> Batch:
         """The step's rewards: the functions' scores plus each annotator's score by its weight; for a control arm dealt out at random.
 
-        Rewards of greedy answers stay as they are, and the column outcome is what the functions gave. A sample without a score has 0, and with
+        Rewards of greedy answers stay as they are, and the column outcome is as the functions gave it. A sample without a score has 0, and with
         `on_failure: exclude` is False in the column kept [B]. Raises `RewardError` where too many samples have none.
         """
         reasons = scores.objects["reward_reason"]
@@ -98,7 +100,7 @@ class RewardWorker(Worker):
         if self._reward.on_failure == "exclude":
             columns["kept"] = earns
         told = ("reward_status", "reward_parts", "reward_reason")
-        return Batch({**columns, "reward": total.float(), "outcome": scores.tensors["reward"]}, {name: scores.objects[name] for name in told})
+        return Batch({**columns, "reward": total.float(), "outcome": scores.tensors["outcome"]}, {name: scores.objects[name] for name in told})
 
     def close(self) -> None:
         """Ends the processes of the rewards."""

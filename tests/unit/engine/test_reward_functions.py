@@ -169,12 +169,21 @@ def test_a_sum_is_of_its_parts_by_their_weights(scoring: Scoring) -> None:
     # 2 x 1 + 0.5 x 1 - 0.75. Mutations: weights left out; weights in the parts too.
     found = scoring.result(scoring.begin(prompt("sum"), "<think>2 + 3</think> 5", 9, True))
     assert found.reward == pytest.approx(2 * 1 + 0.5 * 1 - 0.75)
+    # Form and length say nothing of whether it is right. Mutation: all parts in the outcome: of groups that are all wrong, some then have signal.
+    assert found.outcome == 2.0
     assert found.parts == {"answer": 1.0, "form": 1.0, "long": -0.75}
 
 
 def test_parameters_of_ones_own_function(scoring: Scoring) -> None:
     found = scoring.result(scoring.begin(prompt("own"), "abcd", 1, True))
-    assert (found.reward, found.parts) == (pytest.approx(0.8), {"mine": 8.0})
+    assert (found.reward, found.outcome, found.parts) == (pytest.approx(0.8), pytest.approx(0.8), {"mine": 8.0})
+
+
+def test_where_every_part_shapes_the_reward_the_outcome_is_their_sum() -> None:
+    # Mutation: an outcome of 0 whatever they say: no group would ever have signal.
+    with Scoring(RewardConfig(default={"form": SUM["form"]}, runner=RUNNER)) as shaped:
+        found = shaped.result(shaped.begin(prompt("any"), "<think>2 + 3</think> 5", 9, True))
+    assert (found.reward, found.outcome) == (0.5, 0.5)
 
 
 def test_where_a_part_fails_the_sum_is_unknown(scoring: Scoring) -> None:

@@ -116,9 +116,24 @@ def test_order_is_kept_whatever_takes_how_long(runner: RewardRunner) -> None:
 
 def test_the_limit_counts_from_the_beginning_of_a_call_not_of_the_waiting() -> None:
     # Twelve of 0.4 s on one process take 4.8 s. Mutation: a deadline at submit: the last time out.
-    runner = RewardRunner({"faulty": FUNCTIONS["faulty"]}, CONFIG.model_copy(update={"processes": 1}))
+    runner = RewardRunner({"faulty": FUNCTIONS["faulty"]}, CONFIG.model_copy(update={"processes": 1, "max_processes": 1}))
     try:
         assert {outcome.status for outcome in ask(runner, "faulty", *["sleep 0.4"] * 12)} == {"ok"}
+    finally:
+        runner.close()
+
+
+def test_calls_that_hang_wait_side_by_side_and_the_processes_are_as_few_afterwards() -> None:
+    # Twelve on two processes would take six limits. Mutations: `_long` gives 0; nothing is forked until something is heard; no process is given up.
+    runner = RewardRunner({"faulty": FUNCTIONS["faulty"]}, CONFIG.model_copy(update={"processes": 2, "max_processes": 16}))
+    try:
+        runner.canaries.result()
+        started = time.monotonic()
+        outcomes = ask(runner, "faulty", *["loop"] * 6, "fine", *["sleep 30"] * 6)
+        assert time.monotonic() - started < 4 * LIMIT
+        assert outcomes == [TIMEOUT] * 6 + [Outcome("ok", 4.0)] + [TIMEOUT] * 6
+        assert ask(runner, "faulty", *["ab"] * 4) == [Outcome("ok", 2.0)] * 4
+        assert until(lambda: len(runner.pids()) == 2)
     finally:
         runner.close()
 
@@ -193,7 +208,7 @@ def test_a_parent_that_is_killed_takes_busy_processes_along() -> None:
         from engine.config import RewardRunnerConfig
         from engine.rewards.runner import RewardRunner
         from engine.rewards.types import Function, Sample
-        runner = RewardRunner({"f": Function("faulty_rewards:faulty")}, RewardRunnerConfig(processes=2, time_limit_seconds=1000.0))
+        runner = RewardRunner({"f": Function("faulty_rewards:faulty")}, RewardRunnerConfig(processes=2, max_processes=2, time_limit_seconds=1000.0))
         runner.submit("f", Sample("a", "")).result()
         for _ in range(2):
             runner.submit("f", Sample("power", ""))
@@ -207,10 +222,12 @@ def test_a_parent_that_is_killed_takes_busy_processes_along() -> None:
     )
     assert parent.stdout is not None
     with parent:
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert len(pids) == 2
-        assert all(map(alive, pids))
-        parent.kill()
+        try:
+            pids = [int(pid) for pid in parent.stdout.readline().split()]
+            assert len(pids) == 2
+            assert all(map(alive, pids))
+        finally:
+            parent.kill()
     assert until(lambda: not any(map(alive, pids)))
 
 

@@ -180,7 +180,7 @@ def scores(rewards: list[float], failed: Sequence[int] = (), **columns: list[flo
     statuses = ["error" if row in failed else "ok" for row in range(len(rewards))]
     tensors = {name.replace("__", "/"): torch.tensor(values) for name, values in columns.items()}
     objects = {"reward_status": statuses, "reward_parts": [{}] * len(rewards), "reward_reason": [f"reason {row}" for row in range(len(rewards))]}
-    return Batch({"reward": torch.tensor(rewards), **tensors}, objects)
+    return Batch({"reward": torch.tensor(rewards), "outcome": torch.tensor(rewards), **tensors}, objects)
 
 
 def test_shuffle_deals_the_same_scores_out_anew() -> None:
