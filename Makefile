@@ -23,7 +23,7 @@ run: $(READY)  ## run the main job (RECIPE=name for another recipe)
 
 test: test-unit test-parity test-engine test-flows  ## all tests
 
-test-unit: $(READY)  ## pure functions, under 90 s
+test-unit: $(READY)  ## pure functions, some minutes
 	$(BIN)/pytest tests/unit
 
 test-parity: $(READY)  ## the formulas beside verl's and TRL's, in .work/reference
