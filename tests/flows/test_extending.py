@@ -150,7 +150,7 @@ def test_the_annotator_is_a_role_of_its_own(ran: Path) -> None:
 def test_the_advantages_leave_one_out(ran: Path) -> None:
     for step in (1, 2):
         (call,) = kept(ran, "actor.advantage", step)
-        scored, _ = call.arguments
+        scored, *_ = call.arguments
         rewards, prompts, mask = (scored.tensors[name] for name in ("reward", "prompt", "response_mask"))
         for row in range(len(rewards)):
             others = [float(rewards[other]) for other in range(len(rewards)) if other != row and prompts[other] == prompts[row]]
