@@ -21,7 +21,7 @@ Arrivals = Iterable[tuple[Piece, torch.Tensor]]
 """Slices with their values, each of which holds until the next is asked for."""
 
 
-AIM = 0.7
+AIM = 0.5
 """Of the seconds that a proof may take. How long the next one takes is estimated from this one, and a busy machine takes longer for the same."""
 
 
