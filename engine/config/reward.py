@@ -69,6 +69,13 @@ class PartSettings(Settings):
         return {name: value for name, value in own.items() if name not in PartSettings.model_fields}
 
 
+class ShapingSettings(PartSettings):
+    """A part that looks at a response's form or length."""
+
+    shapes: bool = True
+    """It shapes the reward, and does not say whether a response is right."""
+
+
 class MathVerifyConfig(PartSettings):
     """1 where the boxed or last expression equals the ground truth as mathematics, else 0."""
 
@@ -87,12 +94,10 @@ class MultipleChoiceConfig(PartSettings):
     function: Literal["multiple_choice"]
 
 
-class FormatConfig(PartSettings):
+class FormatConfig(ShapingSettings):
     """1 where the whole response has a form, else 0."""
 
     function: Literal["format"]
-    shapes: bool = True
-    """It shapes the reward, and does not say whether a response is right."""
     pattern: Pattern | None = None
     """Regular expression for the whole response, in which `.` is any character; null asks for one block `<think>..</think>` and then an answer."""
 
@@ -132,12 +137,10 @@ class RulesConfig(PartSettings):
         return self
 
 
-class LengthConfig(PartSettings):
+class LengthConfig(ShapingSettings):
     """1 at a length of the response, falling linearly to 0 at twice that and at nothing; or 1 within bounds, else 0."""
 
     function: Literal["length"]
-    shapes: bool = True
-    """It shapes the reward, and does not say whether a response is right."""
     target_tokens: Positive | None = None
     """Instead of bounds."""
     min_tokens: Positive | None = None
@@ -152,12 +155,10 @@ class LengthConfig(PartSettings):
         return self
 
 
-class OverlongConfig(PartSettings):
+class OverlongConfig(ShapingSettings):
     """0, falling linearly to -1 over the last tokens before a cap: the soft overlong punishment of DAPO (arXiv:2503.14476, equation 13)."""
 
     function: Literal["overlong"]
-    shapes: bool = True
-    """It shapes the reward, and does not say whether a response is right."""
     max_tokens: Positive
     """Here and beyond it is -1; usually the stage's max_response_tokens."""
     buffer_tokens: Positive

@@ -191,7 +191,7 @@ class ReshardTransfer(WeightTransferEngine[NothingToAgree, Update]):
         self._freed += freed
         if isinstance(module.quant_method, UnquantizedLinearMethod):
             proof.packed(f"{layer.name}.weight", partial(_product, module), loaded["weight"])
-        if self._freed > TRIM_EVERY_BYTES:
+        if self.device.type == "cpu" and self._freed > TRIM_EVERY_BYTES:
             self._freed = 0
             _trim()
 
