@@ -5,7 +5,7 @@ DEVICE ?= $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(DEVICE)
-RECIPE ?= polaris_tiny
+RECIPE ?= grpo_tiny
 
 .PHONY: help setup run test test-unit test-parity test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-formulas bench-memory bench-packing bench-reshard lock clean
 

@@ -15,7 +15,7 @@ from typing import Any
 from report import RESULTS, ROOT, table, write
 
 ALMANAC = Path(sys.executable).with_name("almanac")
-RECIPE = "polaris_tiny"
+RECIPE = "grpo_tiny"
 BASELINE = "grpo"
 ALGORITHMS = [BASELINE, "dr_grpo", "rloo", "ppo", "gspo", "dapo", "cispo", "reinforce_plus_plus"]
 WINDOW = 5

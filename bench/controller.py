@@ -18,7 +18,7 @@ from report import ROOT, table, write
 from engine.control.trace import Operation, Trace, covered, from_json
 
 ALMANAC = Path(sys.executable).with_name("almanac")
-SHORT = ["recipe=polaris_tiny", "stages.sft.steps=150", "stages.rl.steps=12", "evaluation.max_prompts=8"]
+SHORT = ["recipe=grpo_tiny", "stages.sft.steps=150", "stages.rl.steps=12", "evaluation.max_prompts=8"]
 KL = "stages.rl.algorithm.kl={coefficient: 0.01}"
 ARMS = {
     "GRPO, colocated": ["resources=colocated"],
@@ -87,7 +87,7 @@ def page(arms: list[dict[str, Any]]) -> str:
     lines = [
         "# What the single controller costs",
         "",
-        f"`python bench/controller.py`, the RL stage of `polaris_tiny`, commit {arms[0]['commit']};",
+        f"`python bench/controller.py`, the RL stage of `grpo_tiny`, commit {arms[0]['commit']};",
         f"medians over {arms[0]['steps']} steps, the largest share over all of them.",
         "",
         "Bytes of the controller are those of every value that it sends to a worker or fetches from one, but not of the reports that say that a",

@@ -18,7 +18,7 @@ from typing import Any
 from report import ROOT, write
 
 ALMANAC = Path(sys.executable).with_name("almanac")
-RECIPE = "polaris_tiny"
+RECIPE = "grpo_tiny"
 
 MINIMUM_GAIN = 0.15
 """Of held-out avg@8 by RL, on every seed."""

@@ -1,4 +1,4 @@
-"""The `almanac` command. Hydra overrides follow the verb: `almanac run recipe=polaris_tiny stages.rl.steps=40`."""
+"""The `almanac` command. Hydra overrides follow the verb: `almanac run recipe=grpo_tiny stages.rl.steps=40`."""
 
 import argparse
 import os
@@ -84,7 +84,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     planned.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="what travels (default bfloat16)")
     doctor = verb("doctor", commands.doctor, "versions, devices, services, and what is missing")
-    evaluate = verb("evaluate", commands.evaluate, "accuracy of a model on a recipe's test set (default: polaris_tiny)")
+    evaluate = verb("evaluate", commands.evaluate, "accuracy of a model on a recipe's test set (default: grpo_tiny)")
     evaluate.add_argument("model", metavar="MODEL", help="Hugging Face directory or hub name")
     evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and settings in Hydra's grammar")
     verb("list", commands.list_names, "recipes, models, data, algorithms, rewards and resources, with what they are")

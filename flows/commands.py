@@ -10,7 +10,7 @@ from rich.text import Text
 
 from flows.terminal import plain_console
 
-DEFAULT_RECIPE = "polaris_tiny"
+DEFAULT_RECIPE = "grpo_tiny"
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -150,7 +150,7 @@ class RunRecord(Recorded):
     """One run of a recipe."""
 
     run: str
-    """Id, such as polaris_tiny-20261129-140312."""
+    """Id, such as grpo_tiny-20261129-140312."""
     status: Literal["running", "finished", "failed", "killed"] = "running"
     """`killed` is never written: `load` finds a record that says running and a process that is dead."""
     recipe: str
@@ -172,7 +172,7 @@ class RunRecord(Recorded):
 
 
 def new_run_id(recipe: str) -> str:
-    """Recipe and UTC second, as in polaris_tiny-20261129-140312; a number follows where that is taken."""
+    """Recipe and UTC second, as in grpo_tiny-20261129-140312; a number follows where that is taken."""
     first = f"{recipe}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     run, count = first, 1
     while workspace.run_directory(run).exists():

@@ -24,7 +24,7 @@ A recipe is composed by [Hydra](https://hydra.cc) from the groups under `conf/` 
 between settings, all errors at once. Every key below can be set on the command line, whether or not a file mentions it:
 
 ```
-almanac run recipe=polaris_tiny stages.rl.steps=40 resources=one_cpu algorithm@stages.rl.algorithm=dr_grpo '~stages.sft'
+almanac run recipe=grpo_tiny stages.rl.steps=40 resources=one_cpu algorithm@stages.rl.algorithm=dr_grpo '~stages.sft'
 ```
 
 `key=value` sets a value, `group=FILE` swaps a file of a group (`group@stages.STAGE.group=FILE` within a stage), `~key` takes something out.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 # Sums of two digits from a hundred SFT steps: enough for an accuracy that is not zero.
 SMALL = [
-    "recipe=polaris_tiny",
+    "recipe=grpo_tiny",
     "resources=colocated",
     "data.chain_sum.max_terms=2",
     "data.chain_sum.sft_rows=120",

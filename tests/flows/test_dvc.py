@@ -11,7 +11,7 @@ import pytest
 
 CHECKOUT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-STAGE = "prepare@polaris_tiny"
+STAGE = "prepare@grpo_tiny"
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def dvc(project: Path, *arguments: str) -> str:
 # Mutation: leave `outs` out of dvc.yaml, or write the data set to another directory.
 def test_repro_makes_the_data_once(project: Path) -> None:
     dvc(project, "repro", STAGE)
-    train = parquet.read_table(project / "data/polaris_tiny/train.parquet")
+    train = parquet.read_table(project / "data/grpo_tiny/train.parquet")
     assert train.column_names == ["prompt", "data_source", "ability", "reward_model", "extra_info"]
     assert "up to date" in dvc(project, "status", STAGE)
     assert "Running stage" not in dvc(project, "repro", STAGE)
     # A changed dependency makes it run again.
-    recipe = project / "conf/recipe/polaris_tiny.yaml"
+    recipe = project / "conf/recipe/grpo_tiny.yaml"
     recipe.write_text(recipe.read_text() + "# changed\n")
     assert "Running stage" in dvc(project, "repro", STAGE)

@@ -47,7 +47,7 @@ def overrides(settings: Any, path: str = "") -> Iterator[str]:
 def of_the_command() -> list[str]:
     """Without the recipe, which the sizes name already."""
     almanac, run, recipe, *rest = shlex.split(COMMAND.replace("\\\n", ""))
-    assert (almanac, run, recipe) == ("almanac", "run", "recipe=polaris_tiny")
+    assert (almanac, run, recipe) == ("almanac", "run", "recipe=grpo_tiny")
     return rest
 
 

@@ -47,7 +47,7 @@ def test_the_terminal_shows_progress_and_a_table_and_no_library_logs(ran: subpro
 
 
 def test_the_record_holds_what_the_run_did(shown: dict, almanac: Almanac) -> None:
-    assert (shown["status"], shown["recipe"], shown["error"]) == ("finished", "polaris_tiny", None)
+    assert (shown["status"], shown["recipe"], shown["error"]) == ("finished", "grpo_tiny", None)
     sft, rl = shown["stages"]
     assert (sft["name"], sft["steps"], sft["status"]) == ("sft", 100, "finished")
     assert (rl["name"], rl["steps"], rl["status"]) == ("rl", 2, "finished")
@@ -148,7 +148,7 @@ def overlapping(almanac: Almanac) -> list[str]:
     other = row | {"prompt": [{"role": "user", "content": "4 + 5 ="}]}
     (almanac.root / "train.jsonl").write_text("\n".join(json.dumps(line) for line in (other, row)))
     (almanac.root / "test.jsonl").write_text(json.dumps(row))
-    return ["recipe=polaris_tiny", "~stages.sft", "data=files", "data.train_file=train.jsonl", "data.test_file=test.jsonl", "name=overlapping"]
+    return ["recipe=grpo_tiny", "~stages.sft", "data=files", "data.train_file=train.jsonl", "data.test_file=test.jsonl", "name=overlapping"]
 
 
 def test_bad_data_end_the_run_with_2_and_leave_nothing_half_written(almanac: Almanac, overlapping: list[str]) -> None:

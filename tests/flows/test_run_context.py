@@ -15,7 +15,7 @@ from tasks.context import RunContext, add_step, open_run
 from tasks.progress import FINISH, PhaseFinished, PhaseStarted
 from tasks.record import StageRecord, Synchronisations
 
-RUN = "polaris_tiny-20261129-140312"
+RUN = "grpo_tiny-20261129-140312"
 told: list[tuple[str, Any]] = []
 
 
@@ -45,7 +45,7 @@ def _root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(body: Callable[[RunContext], None]) -> None:
-    with open_run(compose.compose(["recipe=polaris_tiny"]), RUN, lambda event: told.append(("display", event))) as opened:
+    with open_run(compose.compose(["recipe=grpo_tiny"]), RUN, lambda event: told.append(("display", event))) as opened:
         body(opened)
 
 

@@ -73,7 +73,7 @@ def test_the_examples_compose_and_preflight_looks_at_the_functions(tmp_path: Pat
     monkeypatch.syspath_prepend(tmp_path)
     # A sum as a whole takes the place of the default, whose part would stay beside those of the command line otherwise.
     lines = [*overrides(SERVICE), f"stages.rl.reward.default={hydra(OWN['stages']['rl']['reward']['default'])}"]
-    config = compose(["recipe=polaris_tiny", *lines])
+    config = compose(["recipe=grpo_tiny", *lines])
     given = config.stages["rl"].reward
     assert given.default == reward(OWN).default
     assert given.by_data_source["customer_service"] == reward(SERVICE).by_data_source["customer_service"]

@@ -19,7 +19,7 @@ from tasks.run_lock import RunInProgressError, only_run
 HOLDER = """
 import sys, time
 from tasks.run_lock import only_run
-with only_run("polaris_tiny-20261129-140312"):
+with only_run("grpo_tiny-20261129-140312"):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -40,13 +40,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ("overrides", "said"),
     [
         ([], "recipe"),
-        (["recipe=polaris_tny"], "did you mean polaris_tiny"),
-        (["recipe=polaris_tiny", "stages.rl.stepz=3"], "did you mean stages.rl.steps"),
-        (["recipe=polaris_tiny", "stages.rl.steps=many"], "stages.rl.steps"),
-        (["recipe=polaris_tiny", "stages.rl.prompts_per_step=31"], "cannot be divided among resources.ranks=2"),
-        (["recipe=polaris_tiny", "~stages.sft", "data=files", "data.train_file=nowhere.parquet"], "nowhere.parquet"),
-        (["recipe=polaris_tiny", "resources.ranks=512", "stages.rl.prompts_per_step=512", "stages.sft.rows_per_step=512"], "CPU"),
-        (["recipe=polaris_tiny", "minimum_free_disk_gigabytes=1e9"], "minimum_free_disk_gigabytes"),
+        (["recipe=grpo_tny"], "did you mean grpo_tiny"),
+        (["recipe=grpo_tiny", "stages.rl.stepz=3"], "did you mean stages.rl.steps"),
+        (["recipe=grpo_tiny", "stages.rl.steps=many"], "stages.rl.steps"),
+        (["recipe=grpo_tiny", "stages.rl.prompts_per_step=31"], "cannot be divided among resources.ranks=2"),
+        (["recipe=grpo_tiny", "~stages.sft", "data=files", "data.train_file=nowhere.parquet"], "nowhere.parquet"),
+        (["recipe=grpo_tiny", "resources.ranks=512", "stages.rl.prompts_per_step=512", "stages.sft.rows_per_step=512"], "CPU"),
+        (["recipe=grpo_tiny", "minimum_free_disk_gigabytes=1e9"], "minimum_free_disk_gigabytes"),
     ],
 )
 def test_bad_input_ends_with_2_and_leaves_nothing(verb: str, overrides: list[str], said: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +61,7 @@ def test_bad_input_ends_with_2_and_leaves_nothing(verb: str, overrides: list[str
 
 
 def test_all_problems_are_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "recipe=polaris_tiny", "stages.rl.stepz=3", "seed=-1"]) == cli.BAD_INPUT
+    assert cli.main(["run", "recipe=grpo_tiny", "stages.rl.stepz=3", "seed=-1"]) == cli.BAD_INPUT
     err = capsys.readouterr().err
     assert "stages.rl.stepz" in err
     assert "seed" in err
@@ -82,13 +82,13 @@ def test_overrides_may_stand_before_and_after_options() -> None:
 
 
 def test_preflight_says_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["preflight", "recipe=polaris_tiny", "resources=one_cpu", "stages.rl.steps=7"]) == 0
+    assert cli.main(["preflight", "recipe=grpo_tiny", "resources=one_cpu", "stages.rl.steps=7"]) == 0
     out = capsys.readouterr().out
     assert "rl (rl, 7 steps)" in out
     assert "1 rank, cpu" in out
 
 
-@pytest.mark.parametrize("argv", [["list"], ["preflight", "recipe=polaris_tiny"], ["doctor"]])
+@pytest.mark.parametrize("argv", [["list"], ["preflight", "recipe=grpo_tiny"], ["doctor"]])
 def test_light_commands_import_nothing_heavy(argv: list[str]) -> None:
     script = (
         "import sys; from flows.cli import main; code = main(sys.argv[1:])\n"
@@ -102,7 +102,7 @@ def test_light_commands_import_nothing_heavy(argv: list[str]) -> None:
 def test_list_names_recipes_algorithms_and_rewards(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list"]) == 0
     out = capsys.readouterr().out
-    for name in ("polaris_tiny", "smollm2_sums", "dr_grpo", "exact_match", "math_verify", "colocated"):
+    for name in ("grpo_tiny", "smollm2_sums", "dr_grpo", "exact_match", "math_verify", "colocated"):
         assert name in out
 
 
@@ -125,14 +125,14 @@ def test_doctor_finds_what_cannot_be_written(root: Path, capsys: pytest.CaptureF
 def test_show_latest_and_by_id(capsys: pytest.CaptureFixture[str]) -> None:
     stage = StageRecord(name="rl", kind="rl", steps_planned=3, steps=3, status="finished", accuracy_after=0.5)
     lineage = Lineage(configuration_digest="0" * 64, seed=0)
-    found = RunRecord(run="polaris_tiny-20261129-140312", status="finished", recipe="polaris_tiny", seed=0, stages=[stage], lineage=lineage)
+    found = RunRecord(run="grpo_tiny-20261129-140312", status="finished", recipe="grpo_tiny", seed=0, stages=[stage], lineage=lineage)
     record.write(found)
     assert cli.main(["show", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["run"], shown["stages"][0]["accuracy_after"]) == (found.run, 0.5)
     assert cli.main(["show", found.run]) == 0
     assert found.run in capsys.readouterr().out
-    assert cli.main(["show", "polaris_tiny-20261129-140313"]) == cli.BAD_INPUT
+    assert cli.main(["show", "grpo_tiny-20261129-140313"]) == cli.BAD_INPUT
     assert found.run in capsys.readouterr().err
 
 
@@ -156,13 +156,13 @@ def test_errors_become_a_message_and_an_exit_code(
         raise error
 
     monkeypatch.setattr(commands, "run", fail)
-    assert cli.main(["run", "recipe=polaris_tiny"]) == code
+    assert cli.main(["run", "recipe=grpo_tiny"]) == code
     err = capsys.readouterr().err
     assert said in err
     assert "log: .work/runs/X/almanac.log" in err
     assert "Traceback" not in err
     monkeypatch.setenv("ALMANAC_DEBUG", "1")
-    assert cli.main(["run", "recipe=polaris_tiny"]) == code
+    assert cli.main(["run", "recipe=grpo_tiny"]) == code
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -170,15 +170,15 @@ def test_one_run_at_a_time_and_a_dead_one_is_no_obstacle(root: Path, capsys: pyt
     with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        assert cli.main(["run", "recipe=polaris_tiny"]) == cli.BAD_INPUT
+        assert cli.main(["run", "recipe=grpo_tiny"]) == cli.BAD_INPUT
         err = capsys.readouterr().err
         # Mutation: acquiring with a lock file that is truncated on opening loses the name and the process.
-        assert "polaris_tiny-20261129-140312" in err
+        assert "grpo_tiny-20261129-140312" in err
         assert str(holder.pid) in err
         assert not (root / ".work" / "runs").exists()
         holder.send_signal(signal.SIGKILL)
         holder.wait()
     assert workspace.lock_file().exists()
     # Mutation: a lock that is a mere file would still be there.
-    with only_run("polaris_tiny-20261129-150000"):
+    with only_run("grpo_tiny-20261129-150000"):
         assert "150000" in workspace.lock_file().read_text()

@@ -11,7 +11,7 @@ from flows.display import Display, duration
 from tasks.progress import Notice, PhaseFinished, PhaseStarted
 
 PHASES = ["prepare data", "start engine", "evaluate base", "sft", "evaluate sft", "rl", "evaluate rl"]
-LOG = ".work/runs/polaris_tiny-20261129-140312/almanac.log"
+LOG = ".work/runs/grpo_tiny-20261129-140312/almanac.log"
 
 
 class Clock:
@@ -24,7 +24,7 @@ class Clock:
 def make(width: int = 80, *, terminal: bool = True) -> tuple[Display, Clock, io.StringIO]:
     output, clock = io.StringIO(), Clock()
     console = Console(file=output, force_terminal=terminal, width=width, color_system=None)
-    return Display(console, "polaris_tiny-20261129-140312", PHASES, LOG, clock), clock, output
+    return Display(console, "grpo_tiny-20261129-140312", PHASES, LOG, clock), clock, output
 
 
 def lines(display: Display, width: int = 80) -> list[str]:
@@ -157,7 +157,7 @@ def test_without_a_terminal_every_tenth_part_is_a_line() -> None:
         display.show(StageFinished(stage="sft", steps=450, seconds=225.0))
         display.close("the table")
     printed = output.getvalue().splitlines()
-    assert printed[:3] == ["polaris_tiny-20261129-140312", f"log: {LOG}", "train: 3 prompts are left out"]
+    assert printed[:3] == ["grpo_tiny-20261129-140312", f"log: {LOG}", "train: 3 prompts are left out"]
     # Mutation: a line for every step makes 450.
     assert [line for line in printed if line.startswith("sft: ") and "/" in line] == [f"sft: {45 * k}/450  loss 0.500" for k in range(1, 11)]
     assert printed[-1] == "the table"

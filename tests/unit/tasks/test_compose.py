@@ -15,7 +15,7 @@ from tasks import schema, workspace
 from tasks.compose import choices, compose, load_resolved, write_resolved
 from tasks.config import ConfigurationError, RecipeConfig
 
-TINY = "recipe=polaris_tiny"
+TINY = "recipe=grpo_tiny"
 RECIPES = sorted(choices("recipe"))
 FILES = sorted(workspace.conf_directory().rglob("*.yaml"))
 
@@ -220,8 +220,8 @@ def test_each_mistake_is_named_with_what_to_do_and_all_at_once(mistakes: list[tu
 
 
 def test_an_unknown_recipe_is_told_together_with_what_the_overrides_get_wrong_by_themselves() -> None:
-    lines = problems("recipe=polaris_tny", "seed=-1", "sed=3", "resources=colocateds", "stages.rl.steps=4", "algorithm@stages.rl.algorithm=dr_grpo")
-    assert lines[0].startswith("recipe: unknown recipe 'polaris_tny' (did you mean polaris_tiny?); there are: polaris_tiny, ")
+    lines = problems("recipe=grpo_tny", "seed=-1", "sed=3", "resources=colocateds", "stages.rl.steps=4", "algorithm@stages.rl.algorithm=dr_grpo")
+    assert lines[0].startswith("recipe: unknown recipe 'grpo_tny' (did you mean grpo_tiny?); there are: grpo_tiny, ")
     assert [line.partition(":")[0] for line in lines[1:]] == ["resources", "seed", "sed"]
     assert problems("seed=3")[0].startswith("recipe: not given; say recipe=NAME once; there are:")
 

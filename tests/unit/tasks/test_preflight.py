@@ -17,7 +17,7 @@ from tasks.config import RecipeConfig
 from tasks.preflight import Finding, preflight
 from tasks.workspace import checkout
 
-FILES = ["recipe=polaris_tiny", "data=files", "~stages.sft"]
+FILES = ["recipe=grpo_tiny", "data=files", "~stages.sft"]
 ROW = {
     "prompt": [{"role": "user", "content": "1 + 1 ="}],
     "data_source": "chain_sum",
@@ -58,10 +58,10 @@ def test_every_shipped_recipe_passes(recipe: str) -> None:
 
 @pytest.mark.parametrize("algorithm", sorted(choices("algorithm")))
 def test_every_shipped_algorithm_is_one_override_and_passes(algorithm: str) -> None:
-    config = compose(["recipe=polaris_tiny", f"algorithm@stages.rl.algorithm={algorithm}"])
+    config = compose(["recipe=grpo_tiny", f"algorithm@stages.rl.algorithm={algorithm}"])
     assert preflight(config) == []
     # Mutation: a file that sets nothing, or what another one sets. (OPO's loss is REINFORCE's, and so on: the whole must differ.)
-    others = [compose(["recipe=polaris_tiny", f"algorithm@stages.rl.algorithm={other}"]) for other in ("grpo", "dapo") if other != algorithm]
+    others = [compose(["recipe=grpo_tiny", f"algorithm@stages.rl.algorithm={other}"]) for other in ("grpo", "dapo") if other != algorithm]
     assert all(other.rl_stages() != config.rl_stages() for other in others)
 
 
@@ -78,41 +78,41 @@ def test_composing_and_preflighting_import_nothing_heavy() -> None:
 
 def test_more_ranks_than_cores_names_key_and_resource() -> None:
     """Mutation: leave `cpus_per_rank` out of the product, and the second is not found."""
-    (finding,) = found("recipe=polaris_tiny", "resources.ranks=4")
+    (finding,) = found("recipe=grpo_tiny", "resources.ranks=4")
     assert finding.key == "resources.ranks"
     assert "4 of Ray's resource CPU, and this machine has 2" in finding.text
-    assert keys(found("recipe=polaris_tiny", "resources.cpus_per_rank=2")) == ["resources.ranks"]
+    assert keys(found("recipe=grpo_tiny", "resources.cpus_per_rank=2")) == ["resources.ranks"]
 
 
 def test_what_all_pools_want_together_is_counted() -> None:
     # Shares of a core add up. Mutation: the main pool alone.
-    assert found("recipe=polaris_tiny", "algorithm@stages.rl.algorithm=ppo", "resources=split") == []
-    (finding,) = found("recipe=polaris_tiny", "algorithm@stages.rl.algorithm=ppo", "resources=split", "resources.pools.critics.ranks=9")
+    assert found("recipe=grpo_tiny", "algorithm@stages.rl.algorithm=ppo", "resources=split") == []
+    (finding,) = found("recipe=grpo_tiny", "algorithm@stages.rl.algorithm=ppo", "resources=split", "resources.pools.critics.ranks=9")
     assert "9 ranks of resources.pools.critics.cpus_per_rank=0.25" in finding.text
     # Without a critic its pool is not opened. Mutation: count pools that no role sits in.
-    assert found("recipe=polaris_tiny", "resources=split", "resources.pools.critics.ranks=9") == []
+    assert found("recipe=grpo_tiny", "resources=split", "resources.pools.critics.ranks=9") == []
 
 
 def test_custom_resources_need_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert keys(found("recipe=polaris_tiny", "+resources.ray_resources_per_rank.moon=1.0")) == ["resources.ray_resources_per_rank"]
+    assert keys(found("recipe=grpo_tiny", "+resources.ray_resources_per_rank.moon=1.0")) == ["resources.ray_resources_per_rank"]
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert found("recipe=polaris_tiny", "+resources.ray_resources_per_rank.moon=1.0") == []
+    assert found("recipe=grpo_tiny", "+resources.ray_resources_per_rank.moon=1.0") == []
 
 
 def test_a_cluster_is_asked_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert found("recipe=polaris_tiny", "resources.ranks=4") == []
+    assert found("recipe=grpo_tiny", "resources.ranks=4") == []
 
 
 def test_cuda_without_gpu_or_without_cuda_pytorch() -> None:
-    assert keys(found("recipe=polaris_tiny", "resources=one_gpu")) == ["resources.device", "resources.ranks"]
+    assert keys(found("recipe=grpo_tiny", "resources=one_gpu")) == ["resources.device", "resources.ranks"]
 
 
 def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "torch_has_cuda", lambda: True)
     monkeypatch.setattr(module, "gpus", lambda: ["NVIDIA H100"])
-    assert found("recipe=polaris_tiny", "resources=one_gpu") == []
-    (finding,) = found("recipe=polaris_tiny", "resources=one_gpu", "resources.ranks=2")
+    assert found("recipe=grpo_tiny", "resources=one_gpu") == []
+    (finding,) = found("recipe=grpo_tiny", "resources=one_gpu", "resources.ranks=2")
     assert "2 of Ray's resource GPU, and 1 are visible" in finding.text
 
 
@@ -186,40 +186,40 @@ def test_model_path(root: Path) -> None:
 
 
 def test_free_disk() -> None:
-    (finding,) = found("recipe=polaris_tiny", "minimum_free_disk_gigabytes=1e9")
+    (finding,) = found("recipe=grpo_tiny", "minimum_free_disk_gigabytes=1e9")
     assert finding.key == "minimum_free_disk_gigabytes"
 
 
 def test_records_that_cannot_be_written(root: Path) -> None:
     """A file where the directory should be: root may write anywhere, so that permission bits prove nothing here."""
     (root / "mlruns").write_text("")
-    (finding,) = found("recipe=polaris_tiny")
+    (finding,) = found("recipe=grpo_tiny")
     assert finding.key == f"{root}/mlruns"
     assert "cannot be written" in finding.text
 
 
 def test_a_root_that_does_not_exist_yet_is_no_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALMANAC_ROOT", str(root / "new" / "place"))
-    assert found("recipe=polaris_tiny") == []
+    assert found("recipe=grpo_tiny") == []
 
 
 @pytest.mark.parametrize(("loss", "updates", "warned"), [("reinforce", 2, True), ("gpg", 2, True), ("reinforce", 1, False), ("ppo", 2, False)])
 def test_several_updates_with_a_loss_that_has_no_ratio_are_suspicious(loss: str, updates: int, warned: bool) -> None:
     # Mutation: a list of names in place of the fact in the class.
-    findings = found("recipe=polaris_tiny", f"stages.rl.algorithm.loss.name={loss}", f"stages.rl.updates_per_step={updates}", level="warning")
+    findings = found("recipe=grpo_tiny", f"stages.rl.algorithm.loss.name={loss}", f"stages.rl.updates_per_step={updates}", level="warning")
     assert keys(findings) == ["stages.rl.algorithm.loss.name"] * warned
 
 
 def test_what_is_suspicious_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.hardware.cpu_has_bfloat16", lambda: True)
     overrides = ["~stages.sft", "stages.rl.training.optimizer.warmup_steps=100", "resources.device=cpu", "model.dtype=auto"]
-    findings = found("recipe=polaris_tiny", *overrides, level="warning")
+    findings = found("recipe=grpo_tiny", *overrides, level="warning")
     assert keys(findings) == ["stages.rl", "stages.rl.training.optimizer.warmup_steps", "rollout.max_log_prob_difference"]
-    assert found("recipe=polaris_tiny", *overrides) == []
+    assert found("recipe=grpo_tiny", *overrides) == []
 
 
 def test_errors_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = compose(["recipe=polaris_tiny", "~stages.sft", "resources.ranks=4"])
+    config = compose(["recipe=grpo_tiny", "~stages.sft", "resources.ranks=4"])
     assert [finding.level for finding in preflight(config)] == ["error", "warning"]
     assert isinstance(config, RecipeConfig)
 
@@ -264,13 +264,13 @@ def own(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_module_or_attribute_of_ones_own_that_is_misspelt_names_the_key(own: None, key: str) -> None:
     """Mutation: take the key out of `_names`: the run would fail after minutes of model, data and workers."""
     attribute = KEYS[key]
-    assert found("recipe=polaris_tiny", f"{key}=my_parts:{attribute}") == []
+    assert found("recipe=grpo_tiny", f"{key}=my_parts:{attribute}") == []
     for place, text in [
         (f"my_prats:{attribute}", "No module named 'my_prats'"),
         (f"my_parts:{attribute}s", f"did you mean {attribute}"),
         (f"my_broken:{attribute}", "its module raises ZeroDivisionError: division by zero"),
     ]:
-        (finding,) = found("recipe=polaris_tiny", f"{key}={place}")
+        (finding,) = found("recipe=grpo_tiny", f"{key}={place}")
         assert finding.key == key
         assert place in finding.text
         assert text in finding.text
@@ -278,14 +278,14 @@ def test_a_module_or_attribute_of_ones_own_that_is_misspelt_names_the_key(own: N
 
 def test_a_class_that_lacks_a_method_names_the_key(own: None) -> None:
     for key in ("annotators.judge.worker", "training.backend", "rollout.backend"):
-        (finding,) = found("recipe=polaris_tiny", f"{key}=my_parts:function")
+        (finding,) = found("recipe=grpo_tiny", f"{key}=my_parts:function")
         assert finding.key == key
         assert "has no method" in finding.text
 
 
 def test_everything_of_ones_own_is_found_together(own: None) -> None:
     """Mutation: let the first error through."""
-    assert keys(found("recipe=polaris_tiny", *(f"{key}=nowhere:thing" for key in KEYS))) == [
+    assert keys(found("recipe=grpo_tiny", *(f"{key}=nowhere:thing" for key in KEYS))) == [
         "training.backend",
         "rollout.backend",
         "annotators.judge.worker",

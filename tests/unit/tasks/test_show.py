@@ -53,14 +53,14 @@ def finished() -> RunRecord:
         model="stages/rl/model",
     )
     return RunRecord(
-        run="polaris_tiny-20261129-140312",
+        run="grpo_tiny-20261129-140312",
         status="finished",
-        recipe="polaris_tiny",
+        recipe="grpo_tiny",
         seed=0,
         stages=[rl],
         final_model="/models/[x]/" + "long/" * 20 + "model",
         lineage=Lineage(configuration_digest="c", seed=0, commit="abc"),
-        mlflow=MLflowReference(tracking_uri="sqlite:////db", experiment="polaris_tiny", experiment_id="7", run_id="f00"),
+        mlflow=MLflowReference(tracking_uri="sqlite:////db", experiment="grpo_tiny", experiment_id="7", run_id="f00"),
         log_file="/logs/almanac.log",
     )
 
@@ -96,7 +96,7 @@ def test_table_shows_the_numbers_and_the_ways_on_within_100_columns() -> None:
         "56.0 → 77.0",
         "8,123",
         "almanac ui",
-        "almanac show polaris_tiny-20261129-140312 --json",
+        "almanac show grpo_tiny-20261129-140312 --json",
         "/logs/almanac.log",
     ):
         assert expected in shown

@@ -16,14 +16,14 @@ from tasks.record import Lineage, RunRecord, StageRecord
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from trace_example import example
 
-RUN = "polaris_tiny-20261129-140312"
+RUN = "grpo_tiny-20261129-140312"
 
 
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRecord:
     monkeypatch.setenv("ALMANAC_ROOT", str(tmp_path))
     stages = [StageRecord(name=name, kind=kind, steps_planned=9) for name, kind in (("sft", "sft"), ("first", "rl"), ("last", "rl"))]
-    return RunRecord(run=RUN, recipe="polaris_tiny", seed=0, stages=stages, lineage=Lineage(configuration_digest="c", seed=0))
+    return RunRecord(run=RUN, recipe="grpo_tiny", seed=0, stages=stages, lineage=Lineage(configuration_digest="c", seed=0))
 
 
 def saved(stage: str, step: int) -> Trace:
@@ -94,9 +94,9 @@ def test_what_was_not_kept_is_said_with_what_was(record: RunRecord) -> None:
 
 
 def test_the_configuration_is_the_runs_own(record: RunRecord) -> None:
-    config: RecipeConfig = compose(["recipe=polaris_tiny", "seed=7", "algorithm@stages.rl.algorithm=ppo"])
+    config: RecipeConfig = compose(["recipe=grpo_tiny", "seed=7", "algorithm@stages.rl.algorithm=ppo"])
     path = workspace.run_directory(RUN) / "events.jsonl"
     path.parent.mkdir(parents=True)
-    started = RunStarted(run=RUN, recipe="polaris_tiny", description="", configuration=config.model_dump(mode="json"), lineage={}, tags={})
+    started = RunStarted(run=RUN, recipe="grpo_tiny", description="", configuration=config.model_dump(mode="json"), lineage={}, tags={})
     journal.append(path, started, 0)
     assert replaying.configuration(record).digest() == config.digest()
