@@ -5,8 +5,9 @@ of the place from which it computes. Checksums go from the ranks that hold a sli
 named. What a kernel packs into a form of its own is looked at through the kernel itself (`packed_differs`).
 """
 
+import functools
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -99,6 +100,12 @@ def packed_differs(apply: Callable[[torch.Tensor], torch.Tensor], weight: torch.
     return f"its product is off by {float(off.max()):.3g}" if not bool((off <= bound).all()) else None
 
 
+@functools.cache
+def _turn(what: Hashable) -> float:
+    """From 0 to 1: when a slice is compared, in a round through all of them. Asked for in every synchronisation, of slices that stay the same."""
+    return zlib.crc32(repr(what).encode()) / 2**32
+
+
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """Which slices one synchronisation compares: all of them, or as many as may be paid for, others each time until all had their turn."""
@@ -106,9 +113,9 @@ class Coverage:
     start: float = 0.0
     share: float = 1.0
 
-    def covers(self, what: object) -> bool:
+    def covers(self, what: Hashable) -> bool:
         """The same on every process."""
-        return self.share >= 1 or (zlib.crc32(repr(what).encode()) / 2**32 - self.start) % 1 < self.share
+        return self.share >= 1 or (_turn(what) - self.start) % 1 < self.share
 
     def following(self, share: float) -> "Coverage":
         """That of the next synchronisation."""
@@ -138,7 +145,7 @@ class Proof:
     def landed(self, piece: Piece, tensor: torch.Tensor) -> None:
         """A slice where the rollout computes with it, or where it is packed from."""
         with self.watch:
-            self.found.setdefault(piece, set()).add(self._checksum(piece, tensor))
+            self.found.setdefault(piece, set()).add(self._checksum(piece, tensor) if self.coverage.covers(piece) else None)
 
     def packed(self, parameter: str, apply: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor) -> None:
         """A kernel that was given `weight` [out, in]."""
@@ -159,7 +166,8 @@ class Proof:
 
             def held(piece: Piece) -> int | None:
                 if piece not in own:  # It may go to several.
-                    own[piece] = self._checksum(piece, taken(shards[piece.tensor], piece.box))
+                    covered = self.coverage.covers(piece)
+                    own[piece] = self._checksum(piece, taken(shards[piece.tensor], piece.box)) if covered else None
                 return own[piece]
 
             outgoing: dict[int, list[int]] = {}
@@ -180,8 +188,8 @@ class Proof:
         everything = self.watch.seconds / self.coverage.share
         return self.coverage.following(self._agreed(complaint, min(1.0, max(LEAST_SHARE, allowed_seconds / max(everything, 1e-9)))))
 
-    def _checksum(self, piece: Piece, tensor: torch.Tensor) -> int | None:
-        return checksum(tensor, getattr(torch, self.tensors[piece.tensor].dtype)) if self.coverage.covers(piece) else None
+    def _checksum(self, piece: Piece, tensor: torch.Tensor) -> int:
+        return checksum(tensor, getattr(torch, self.tensors[piece.tensor].dtype))
 
     def _exchanged(self, outgoing: Mapping[int, Sequence[int]], incoming: Mapping[int, Sequence[Piece]]) -> dict[Piece, int]:
         sends = {to: torch.tensor(values, dtype=torch.int64, device=self.device) for to, values in outgoing.items()}
