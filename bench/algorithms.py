@@ -2,17 +2,22 @@
 
     python bench/algorithms.py [--seeds 0 1] [--algorithms grpo ppo]
 
-Writes docs/results/algorithms.{json,md,png}; exits with 1 when the interval of what one of them gains reaches down to zero.
+Writes docs/results/algorithms.{json,md,png}; exits with 1 when the interval of what one of them gains reaches down to zero. What is measured is kept
+under .work/bench by commit, so that an interrupted benchmark goes on where it was.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from report import RESULTS, ROOT, table, write
+from report import RESULTS, ROOT, commit, table, write
+
+from tasks.workspace import run_directory, work_directory
 
 ALMANAC = Path(sys.executable).with_name("almanac")
 RECIPE = "grpo_tiny"
@@ -29,16 +34,33 @@ def main() -> int:
     parser.add_argument("--algorithms", nargs="+", default=ALGORITHMS)
     arguments = parser.parse_args()
 
-    model = run(["stages.sft.steps=750", "~stages.rl", f"seed={arguments.seeds[0]}"])["final_model"]
+    first = arguments.seeds[0]
+    model = once(f"sft-{first}", lambda: run(["stages.sft.steps=750", "~stages.rl", f"seed={first}"])["final_model"])
     start = ["~stages.sft", "model.architecture=null", f"model.path={model}"]
     arms = []
     for seed in arguments.seeds:
         for algorithm in arguments.algorithms:
-            print(f"== {algorithm}, seed {seed}", flush=True)
-            arms.append(measured(algorithm, seed, run([*start, f"seed={seed}", f"algorithm@stages.rl.algorithm={algorithm}"])))
+            chosen = [f"seed={seed}", f"algorithm@stages.rl.algorithm={algorithm}"]
+            arms.append(once(f"{algorithm}-{seed}", partial(trained, algorithm, seed, [*start, *chosen])))
     write("algorithms", arms, page(arms))
     draw(arms, RESULTS / "algorithms.png")
     return 0 if all(arm["gain_interval"][0] > 0 for arm in arms) else 1
+
+
+def once(name: str, measure: Callable[[], Any]) -> Any:
+    """What `measure` gives, or gave before with this commit."""
+    path = work_directory() / "bench" / f"algorithms-{commit()}" / f"{name}.json"
+    if not path.exists() or commit().endswith("-dirty"):
+        print(f"== {name}", flush=True)
+        found = measure()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found), encoding="utf-8")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def trained(algorithm: str, seed: int, overrides: list[str]) -> dict[str, Any]:
+    """One algorithm, trained and measured."""
+    return measured(algorithm, seed, run(overrides))
 
 
 def run(overrides: list[str]) -> dict[str, Any]:
@@ -52,7 +74,6 @@ def measured(algorithm: str, seed: int, shown: dict[str, Any]) -> dict[str, Any]
     """What is compared of a run."""
     from engine.events import StepFinished
     from tasks.journal import read_events
-    from tasks.workspace import run_directory
 
     (stage,) = shown["stages"]
     events = read_events(run_directory(shown["run"]) / "events.jsonl")
