@@ -10,12 +10,13 @@ from engine.reshard.ledger import Ledger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStarted:
-    """A training stage begins."""
+    """A stage begins."""
 
     stage: str
     kind: str
-    """`sft` or `rl`."""
+    """`sft`, `rl`, or that of a stage outside the engine."""
     steps: int
+    """Of other stages, their batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,20 @@ class SamplesGenerated:
     rows: Sequence[Mapping[str, Any]]
     """Keys: sample_id, difficulty, prompt, response, ground_truth, reward, reward_status, reward_reason, reward/NAME of each part, response_tokens,
     finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptsScored:
+    """What a step's prompts scored, as the reward functions gave it: before rescue, substitution and whatever shapes a reward."""
+
+    stage: str
+    step: int
+    prompts: Sequence[str]
+    """Their ids, each once: all that the step asked and that have a sample with a score."""
+    outcomes: Sequence[float]
+    """Mean over a prompt's samples that have a score."""
+    samples: Sequence[int]
+    """How many these are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,5 +111,15 @@ class StageFinished:
     seconds: float
 
 
-Event = StageStarted | StepFinished | UpdatesSkipped | SamplesGenerated | WeightsSynchronised | StepTraced | EvaluationProgressed | StageFinished
+Event = (
+    StageStarted
+    | StepFinished
+    | UpdatesSkipped
+    | SamplesGenerated
+    | PromptsScored
+    | WeightsSynchronised
+    | StepTraced
+    | EvaluationProgressed
+    | StageFinished
+)
 Emit = Callable[[Event], None]

@@ -3,12 +3,15 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
 
 from flows.terminal import plain_console
+
+if TYPE_CHECKING:
+    from tasks.stage_config import StageConfig
 
 DEFAULT_RECIPE = "grpo_tiny"
 
@@ -30,12 +33,19 @@ def preflight(arguments: argparse.Namespace) -> int:
     config = compose(arguments.overrides)
     for warning in checked(config):
         print(f"warning: {warning}")
-    lengths = {
-        name: f"{stage.epochs} epochs" if stage.kind == "sft" and stage.epochs else f"{stage.steps} steps" for name, stage in config.stages.items()
-    }
-    stages = ", ".join(f"{name} ({stage.kind}, {lengths[name]})" for name, stage in config.stages.items())
+    stages = ", ".join(f"{name} ({', '.join([stage.kind, *_length(stage)])})" for name, stage in config.stages.items())
     print(f"{config.name} is ready to run: {stages}; {devices(config)}")
     return 0
+
+
+def _length(stage: "StageConfig") -> list[str]:
+    """How long a stage that trains is; nothing of others, which are as long as it takes."""
+    from tasks.stage_config import planned_steps
+
+    if stage.kind == "sft" and stage.epochs:
+        return [f"{stage.epochs} epochs"]
+    steps = planned_steps(stage)
+    return [] if steps is None else [f"{steps} steps"]
 
 
 def show(arguments: argparse.Namespace) -> int:

@@ -4,11 +4,12 @@ from prefect import flow
 
 from flows.data import data
 from flows.evaluation import evaluation
-from flows.training import FLOWS
+from flows.stage import FLOWS
 from tasks import stages
 from tasks.config import RecipeConfig
 from tasks.context import open_run
 from tasks.progress import BASE, Listener
+from tasks.stage_config import kind_of
 
 
 @flow(name="recipe", flow_run_name="{run}", validate_parameters=False)
@@ -26,4 +27,5 @@ def recipe(config: RecipeConfig, run: str, listener: Listener) -> None:
             evaluation(context, BASE)
             for name, stage in config.stages.items():
                 FLOWS[stage.kind](context, name)
-                evaluation(context, name)
+                if kind_of(stage).trains:
+                    evaluation(context, name)

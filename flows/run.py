@@ -13,8 +13,9 @@ from flows.display import Display
 from flows.terminal import captured
 from tasks import record, show, workspace
 from tasks.compose import compose
-from tasks.config import ConfigurationError, Problem, RecipeConfig
+from tasks.config import RecipeConfig
 from tasks.preflight import preflight
+from tasks.problems import ConfigurationError, Problem
 from tasks.progress import (
     CREATE_MODEL,
     PREPARE_DATA,

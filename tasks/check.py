@@ -9,7 +9,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tasks import schema
-from tasks.config import ConfigurationError, Problem, RecipeConfig
+from tasks.config import RecipeConfig
+from tasks.problems import ConfigurationError, Problem
+from tasks.stage_config import KINDS
 
 # What a configuration without its recipe has to lack.
 _INCOMPLETE = {"missing", "too_short", "union_tag_not_found", "value_error"}
@@ -69,7 +71,7 @@ def _problem(item: ErrorDetails, keys: schema.Keys, holder: Any, fallback: Mappi
         case "union_tag_invalid" if len(keys) > 2:
             return Problem(f"{key}.kind", f"is {item['ctx']['tag']!r}; it can be {item['ctx']['expected_tags']}")
         case "union_tag_invalid":
-            return Problem(f"{key}.kind", f"is {given['kind']!r}; a stage is of kind sft or rl")
+            return Problem(f"{key}.kind", f"is {given['kind']!r}; a stage is of kind {' or '.join(KINDS)}")
         case "value_error":
             return Problem(key, str(item["ctx"]["error"]))
         case "model_type" | "model_attributes_type":

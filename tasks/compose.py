@@ -21,7 +21,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tasks import schema
 from tasks.check import check, did_you_mean
-from tasks.config import ConfigurationError, Problem, RecipeConfig
+from tasks.config import RecipeConfig
+from tasks.problems import ConfigurationError, Problem
 from tasks.workspace import conf_directory
 
 # Hydra has one global state, which two threads cannot share.

@@ -2,8 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -21,34 +20,10 @@ from engine.config import (
     RLStageConfig,
     RolloutConfig,
     Settings,
-    SFTStageConfig,
     TrainingConfig,
 )
-
-StageConfig = Annotated[SFTStageConfig | RLStageConfig, Field(discriminator="kind")]
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong with a configuration."""
-
-    key: str
-    """Dotted key to look at first."""
-    text: str
-    """What is wrong and what to do."""
-    depends_on: tuple[str, ...] = ()
-    """Other keys whose values the verdict rests on."""
-
-    def __str__(self) -> str:
-        return f"{self.key}: {self.text}" if self.key else self.text
-
-
-class ConfigurationError(ValueError):
-    """Everything that is wrong with a configuration, a line for each problem."""
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("\n".join(str(problem) for problem in problems))
+from tasks.problems import ConfigurationError, Problem
+from tasks.stage_config import AskingStageConfig, StageConfig, filters_can_drop, kind_of, references_hold
 
 
 class ChainSumConfig(Settings):
@@ -165,19 +140,25 @@ class RecipeConfig(Settings):
         """Stages of kind rl, in order."""
         return [stage for stage in self.stages.values() if stage.kind == "rl"]
 
+    def generating_stages(self) -> dict[str, RLStageConfig | AskingStageConfig]:
+        """Stages in which the policy is asked and scored, by name, in order."""
+        return {name: stage for name, stage in self.stages.items() if isinstance(stage, RLStageConfig | AskingStageConfig)}
+
     def max_context_tokens(self) -> int:
-        """Longest prompt plus response, in tokens, that any RL stage or evaluation generates."""
-        stages = [stage.max_prompt_tokens + stage.max_response_tokens for stage in self.rl_stages()]
+        """Longest prompt plus response, in tokens, that any stage or evaluation generates."""
+        stages = [stage.max_prompt_tokens + stage.max_response_tokens for stage in self.generating_stages().values()]
         return max([*stages, self.max_evaluation_prompt_tokens() + self.evaluation.max_response_tokens])
 
     def max_evaluation_prompt_tokens(self) -> int:
-        """Longest prompt that an evaluation keeps: the largest cap of the RL stages, else of the conversations of the SFT stages."""
-        caps = [stage.max_prompt_tokens for stage in self.rl_stages()]
+        """Longest prompt that an evaluation keeps: the largest cap of the stages that generate, else of the conversations of the SFT stages."""
+        caps = [stage.max_prompt_tokens for stage in self.generating_stages().values()]
         return max(caps or [stage.max_tokens for stage in self.stages.values() if stage.kind == "sft"])
 
 
 def _broken_rules(recipe: RecipeConfig) -> Iterator[Problem]:
     """Rules between settings of different parts, which no part can check alone."""
+    yield from references_hold(recipe.stages)
+    yield from filters_can_drop(recipe.stages)
     yield from _ranks_divide(recipe)
     yield from _batches_divide(recipe)
     yield from _tokens_fit(recipe)
@@ -186,20 +167,23 @@ def _broken_rules(recipe: RecipeConfig) -> Iterator[Problem]:
     yield from _reference_can_be_reset(recipe)
     if recipe.data.train_file is not None and recipe.data.sft_file is None:
         for name, stage in recipe.stages.items():
-            if stage.kind == "sft":
-                yield Problem("data.sft_file", f"stage {name} (sft) needs a file of conversations; set it, or take the stage out: ~stages.{name}")
+            if kind_of(stage).reads == "sft":
+                text = f"stage {name} ({stage.kind}) needs a file of conversations; set it, or take the stage out: ~stages.{name}"
+                yield Problem("data.sft_file", text)
     if recipe.rollout.changed_only and recipe.training.lora is not None:
         text = "with training.lora nothing but the adapter is sent, and all of it has changed; set false"
         yield Problem("rollout.changed_only", text, ("training.lora",))
-    if recipe.evaluation_reward.shuffle:
-        yield Problem("evaluation_reward.shuffle", "an evaluation with shuffled scores measures nothing; set false")
-    if recipe.evaluation_reward.on_failure == "exclude":
-        yield Problem("evaluation_reward.on_failure", "an accuracy is over all samples, those without a score included; set zero")
+    asking = {f"stages.{name}.reward": stage.reward for name, stage in recipe.stages.items() if isinstance(stage, AskingStageConfig)}
+    for key, reward in {"evaluation_reward": recipe.evaluation_reward, **asking}.items():
+        if reward.shuffle:
+            yield Problem(f"{key}.shuffle", "shuffled scores measure nothing; set false")
+        if reward.on_failure == "exclude":
+            yield Problem(f"{key}.on_failure", "an accuracy is over all samples, those without a score included; set zero")
 
 
 def _ranks_divide(recipe: RecipeConfig) -> Iterator[Problem]:
     known = [*ROLES, *recipe.annotators]
-    rewards = {f"stages.{name}.reward": stage.reward for name, stage in recipe.stages.items() if stage.kind == "rl"}
+    rewards = {f"stages.{name}.reward": stage.reward for name, stage in recipe.generating_stages().items()}
     for role in recipe.resources.roles:
         if role not in known:
             yield Problem(f"resources.roles.{role}", f"there is no such role; there are: {', '.join(known)}")
@@ -227,8 +211,10 @@ def _batches_divide(recipe: RecipeConfig) -> Iterator[Problem]:
     for name, stage in recipe.stages.items():
         if stage.kind == "sft":
             key, size, updates, what = f"stages.{name}.rows_per_step", stage.rows_per_step, 1, "rows"
-        else:
+        elif stage.kind == "rl":
             key, size, updates, what = f"stages.{name}.prompts_per_step", stage.prompts_per_step, stage.updates_per_step, "prompts"
+        else:
+            continue
         unit = ranks * updates
         if size % unit:
             below, above = size // unit * unit, (size // unit + 1) * unit
@@ -280,16 +266,15 @@ def _tokens_fit(recipe: RecipeConfig) -> Iterator[Problem]:
         return
     context_key, context = "model.architecture.max_context_tokens", recipe.model.architecture.max_context_tokens
     remedy = f"do not fit into {context_key}={context}; lower them, or raise that"
-    prompt_keys = []
     for name, stage in recipe.stages.items():
-        if stage.kind == "sft":
-            if stage.max_tokens > context:
-                yield Problem(f"stages.{name}.max_tokens", f"{stage.max_tokens} tokens {remedy}", (context_key,))
-            continue
+        if stage.kind == "sft" and stage.max_tokens > context:
+            yield Problem(f"stages.{name}.max_tokens", f"{stage.max_tokens} tokens {remedy}", (context_key,))
+    prompt_keys = []
+    for name, generating in recipe.generating_stages().items():
         prompt_key = f"stages.{name}.max_prompt_tokens"
         prompt_keys.append(prompt_key)
-        if stage.max_prompt_tokens + stage.max_response_tokens > context:
-            text = f"{prompt_key}={stage.max_prompt_tokens} plus {stage.max_response_tokens} tokens {remedy}"
+        if generating.max_prompt_tokens + generating.max_response_tokens > context:
+            text = f"{prompt_key}={generating.max_prompt_tokens} plus {generating.max_response_tokens} tokens {remedy}"
             yield Problem(f"stages.{name}.max_response_tokens", text, (context_key, prompt_key))
     prompt, response = recipe.max_evaluation_prompt_tokens(), recipe.evaluation.max_response_tokens
     if prompt + response > context:

@@ -6,19 +6,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.events import Event, StageFinished, StageStarted, StepFinished, WeightsSynchronised
+from engine.events import Event, PromptsScored, StageFinished, StageStarted, StepFinished, WeightsSynchronised
 from engine.prompts import Prompt
 from engine.reshard.ledger import Ledger
 from engine.trainer.evaluation import Evaluation
 from engine.trainer.session import Session
+from tasks import drop_easy, workspace
 from tasks import record as records
-from tasks import workspace
 from tasks.accuracy import Accuracy
 from tasks.config import RecipeConfig
 from tasks.data import PreparedData
 from tasks.failure import reason
 from tasks.progress import FINISH, Listener, Notice, PhaseFinished, PhaseStarted
 from tasks.record import RunRecord, StageRecord, Synchronisations
+from tasks.stage_config import planned_steps
 from tasks.tracking import Tracker
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,20 @@ class RunContext:
     No dataclass, and with slots: Prefect walks through the fields of flow parameters that it can open, and these hold all the data.
     """
 
-    __slots__ = ("_written", "accuracy", "config", "data", "evaluation", "listener", "model_directory", "record", "session", "test", "tracker")
+    __slots__ = (
+        "_written",
+        "accuracy",
+        "config",
+        "data",
+        "evaluation",
+        "listener",
+        "model_directory",
+        "outputs",
+        "record",
+        "session",
+        "test",
+        "tracker",
+    )
 
     data: PreparedData
     """Set by `prepare_data`, like `test`."""
@@ -47,9 +61,12 @@ class RunContext:
     evaluation: Evaluation
     """The newest one, with its summary in `accuracy`: after one stage and before the next."""
     accuracy: Accuracy
+    outputs: dict[str, Path]
+    """Directory of what each stage leaves, of those that have begun."""
 
     def __init__(self, config: RecipeConfig, record: RunRecord, tracker: Tracker, listener: Listener) -> None:
         self.config, self.record, self.tracker, self.listener = config, record, tracker, listener
+        self.outputs = {}
         self._written = 0.0
 
     @property
@@ -63,7 +80,13 @@ class RunContext:
         return workspace.run_directory(self.run)
 
     def emit(self, event: Event) -> None:
-        """Handed to the engine: what happened goes to the tracker, into the record, and to whoever watches, in this order."""
+        """Handed to the engine: what happened goes to the tracker, into the record, and to whoever watches, in this order.
+
+        What prompts scored goes into the stage's output, and nowhere else.
+        """
+        if isinstance(event, PromptsScored):
+            drop_easy.append(self.outputs[event.stage] / drop_easy.SCORES, event)
+            return
         self.tracker.emit(event)
         match event:
             case StageStarted(stage=stage, steps=steps):
@@ -97,7 +120,7 @@ def open_run(config: RecipeConfig, run: str, listener: Listener) -> Iterator[Run
         run=run,
         recipe=config.name,
         seed=config.seed,
-        stages=[StageRecord(name=name, kind=stage.kind, steps_planned=stage.steps) for name, stage in config.stages.items()],
+        stages=[StageRecord(name=name, kind=stage.kind, steps_planned=planned_steps(stage)) for name, stage in config.stages.items()],
         lineage=records.lineage(config),
         log_file=str(workspace.run_directory(run) / "almanac.log"),
     )

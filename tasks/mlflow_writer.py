@@ -258,6 +258,7 @@ def stage_results(summary: Mapping[str, Any]) -> dict[str, float]:
         for key in ("accuracy_before", "accuracy_after", "greedy_after", "gain", "seconds", "tokens_per_second"):
             if stage.get(key) is not None:
                 results[f"{stage['name']}/{key}"] = stage[key]
+        results |= {f"{stage['name']}/{key}": value for key, value in stage.get("results", {}).items()}
         if stage.get("gain_interval"):
             results[f"{stage['name']}/gain_low"], results[f"{stage['name']}/gain_high"] = stage["gain_interval"]
     return results

@@ -167,6 +167,17 @@ def difficulty_figure(evaluations: Mapping[str, Accuracy]) -> Figure:
     return figure
 
 
+def histogram_figure(counts: Sequence[int]) -> Figure:
+    """Prompts by the number of their right samples, 0 to n."""
+    figure, axes = _figure("Pass rates of the prompts", f"right samples of {len(counts) - 1}", "prompts")
+    axes.bar(range(len(counts)), counts, 0.86, color=BLUE)
+    for k, count in enumerate(counts):
+        axes.text(k, count, f"{count}", ha="center", va="bottom", fontsize=12, color=INK)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.margins(x=0.02, y=0.1)
+    return figure
+
+
 def seconds_by_step_figure(title: str, phases: Mapping[str, Curve], colours: Mapping[str, str]) -> Figure:
     """Seconds of each phase of a step, stacked; steps are joined to at most `STEP_BUCKETS` bars, whose height is their mean."""
     figure, axes = _figure(title, "step", "seconds per step")

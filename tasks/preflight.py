@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine.algorithms.registry import ADVANTAGES, LOSSES
-from engine.config import MAIN_POOL, GgufConfig, ModelConfig, OwnRewardConfig, part_name
+from engine.config import MAIN_POOL, GgufConfig, ModelConfig, OwnRewardConfig, RLStageConfig, SFTStageConfig, part_name
 from engine.hardware import cores, gpus, resolve_device, resolve_dtype, torch_has_cuda
 from engine.registry import Registry
 from engine.rewards.calling import Call
@@ -25,6 +25,7 @@ from engine.training import registry as training
 from engine.workers.registry import ANNOTATORS
 from tasks import workspace
 from tasks.config import RecipeConfig
+from tasks.stage_config import DropEasyStageConfig
 from tasks.tracker_location import check_writable
 
 PROMPT_COLUMNS = ("prompt", "data_source", "ability", "reward_model", "extra_info")
@@ -161,7 +162,7 @@ def _own_modules(config: RecipeConfig) -> Iterator[Finding]:
 
 def _rewards(config: RecipeConfig) -> Iterator[Finding]:
     """Every reward function of one's own can be imported, and called with what it is given."""
-    configs = {f"stages.{name}.reward": stage.reward for name, stage in config.stages.items() if stage.kind == "rl"}
+    configs = {f"stages.{name}.reward": stage.reward for name, stage in config.generating_stages().items()}
     for above, reward in {"evaluation_reward": config.evaluation_reward, **configs}.items():
         for place, name, part in reward.all_parts():
             if isinstance(part, OwnRewardConfig):
@@ -231,7 +232,9 @@ def _suspicious(config: RecipeConfig) -> Iterator[Finding]:
         text = "a model with random weights gets no reward to learn from; let a stage of kind sft go first"
         yield Finding("warning", f"stages.{first}", text)
     for name, stage in config.stages.items():
-        if stage.steps is None:
+        if isinstance(stage, DropEasyStageConfig):
+            yield from _bring_back(config, name, stage)
+        if not isinstance(stage, SFTStageConfig | RLStageConfig) or stage.steps is None:
             continue  # Of so many epochs: the data say how many steps that is.
         updates = stage.steps * (stage.updates_per_step if stage.kind == "rl" else 1)
         if stage.kind == "rl" and stage.updates_per_step > 1 and not stage.algorithm.loss.has_ratio:
@@ -245,3 +248,12 @@ def _suspicious(config: RecipeConfig) -> Iterator[Finding]:
     if dtype == "bfloat16" and limit is not None and limit < _BFLOAT16_FLOOR:
         text = f"{limit:g} is closer than bfloat16 computes, and would stop the run; raise it, set null, or set model.dtype=float32"
         yield Finding("warning", "rollout.max_log_prob_difference", text)
+
+
+def _bring_back(config: RecipeConfig, name: str, stage: DropEasyStageConfig) -> Iterator[Finding]:
+    """A filter of other prompts than those that were trained on keeps what was left out before: nobody has visited it."""
+    for other in stage.scores_of:
+        trained = getattr(config.stages[other], "prompts", None)
+        if trained is not None and stage.prompts is None:
+            text = f"filters all training prompts, and stage {other} had only those of {trained}: the others come back; set it to {trained}"
+            yield Finding("warning", f"stages.{name}.prompts", text)

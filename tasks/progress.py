@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from engine.events import Event
 from engine.hardware import resolve_device, resolve_dtype
 from tasks.config import RecipeConfig
+from tasks.stage_config import kind_of
 
 START_PREFECT = "start Prefect"
 CREATE_MODEL = "create model"
@@ -60,10 +61,10 @@ def evaluation_phase(label: str) -> str:
 
 
 def planned_phases(config: RecipeConfig) -> list[str]:
-    """All phases of a recipe, in order; a training stage is a phase with the stage's name."""
+    """All phases of a recipe, in order; a stage is a phase with the stage's name."""
     phases = [START_PREFECT, CREATE_MODEL, PREPARE_DATA, START_ENGINE, evaluation_phase(BASE)]
-    for stage in config.stages:
-        phases += [stage, evaluation_phase(stage)]
+    for name, stage in config.stages.items():
+        phases += [name, evaluation_phase(name)] if kind_of(stage).trains else [name]
     return [*phases, FINISH]
 
 

@@ -51,14 +51,14 @@ class Synchronisations(Recorded):
 
 
 class StageRecord(Recorded):
-    """One training stage. Accuracies are fractions of 1 on the test set; intervals are [low, high]."""
+    """One stage. Of stages that train, accuracies are fractions of 1 on the test set; intervals are [low, high]."""
 
     name: str
     kind: str
-    """`sft` or `rl`."""
+    """`sft`, `rl`, `difficulty`, ..."""
     status: Literal["planned", "running", "finished", "failed"] = "planned"
     steps_planned: int | None
-    """None until a stage of so many epochs has begun."""
+    """None until a stage of so many epochs has begun, or one that does not train."""
     steps: int = 0
     """Steps done."""
     samples_per_prompt: int | None = None
@@ -85,6 +85,10 @@ class StageRecord(Recorded):
     tokens_per_second: float | None = None
     synchronisations: Synchronisations | None = None
     """None before the first."""
+    results: dict[str, float] = {}
+    """What a stage that does not train found, by name; shares and rates are fractions of 1."""
+    output: str | None = None
+    """Directory of what the stage leaves."""
     model: str | None = None
     """Directory of the stage's last weights, in Hugging Face format."""
 

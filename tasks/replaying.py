@@ -8,10 +8,12 @@ from engine.trainer.replay import Difference, KeptOperation, kept_operations, ke
 from engine.trainer.session import Session
 from tasks import journal, workspace
 from tasks.check import check
-from tasks.config import ConfigurationError, RecipeConfig
+from tasks.config import RecipeConfig
 from tasks.journal import RunStarted
+from tasks.kinds import prompts_file, short_enough
+from tasks.problems import ConfigurationError
 from tasks.record import RunRecord
-from tasks.stages import first_weights, prepared, training_prompts
+from tasks.stages import first_weights, prepared
 
 
 def configuration(record: RunRecord) -> RecipeConfig:
@@ -60,7 +62,8 @@ def run_again(record: RunRecord, stage: str, step: int, operation: KeptOperation
     weights = first_weights(config)
     ready = prepared(config, weights)
     with Session.open(config.engine(), weights, logs) as session:
-        prompts, _ = training_prompts(config, stage, settings, ready, session.tokenizer)
+        outputs = {entry.name: Path(entry.output) for entry in record.stages if entry.output is not None}
+        prompts, _ = short_enough(stage, settings, prompts_file(settings, outputs, ready), session.tokenizer)
         session.load_prompts(stage, prompts)
         session.begin_stage(settings)
         return replay(session, step_directory(workspace.run_directory(record.run), stage, step), operation)

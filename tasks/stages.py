@@ -1,6 +1,6 @@
 """The parts of a recipe, one function each: plain calls that a flow or any other runner puts in order.
 
-`create_model`, `prepare_data`, then inside `engine`: `evaluate` the first weights, and for each stage `train`, `export`, `evaluate`.
+`create_model`, `prepare_data`, then inside `engine`: `evaluate` the first weights, and for each stage `run_stage`, and `evaluate` where it trains.
 """
 
 import hashlib
@@ -8,19 +8,14 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoTokenizer
 
 from engine import model
-from engine.config import RLStageConfig
-from engine.prompts import Prompt
 from engine.tokenizer import render_prompt
 from engine.trainer import evaluation
 from engine.trainer.session import Session
-from engine.trainer.sft import train_sft
-from engine.trainer.sync import train_rl
-from tasks import data, workspace
+from tasks import data, kinds, workspace
 from tasks.accuracy import Accuracy, accuracy, record_gain
 from tasks.config import RecipeConfig
 from tasks.context import RunContext
@@ -36,7 +31,7 @@ from tasks.progress import (
     evaluation_phase,
     told,
 )
-from tasks.schemas import DataError
+from tasks.stage_config import kind_of
 
 EVALUATION = "evaluation"
 """Who reads the test split, as the tracker knows it."""
@@ -112,30 +107,19 @@ def evaluate(context: RunContext, label: str) -> None:
         result.append(described(context.accuracy))
 
 
-def train(context: RunContext, name: str) -> None:
-    """All steps of a stage, from the weights that the engine holds."""
-    stage, entry, seed = context.config.stages[name], context.record.stage(name), context.config.seed
-    before = context.accuracy
-    entry.accuracy_before, entry.interval_before = before.average.mean, (before.average.low, before.average.high)
-    entry.greedy_before = before.greedy.mean
+def run_stage(context: RunContext, name: str) -> None:
+    """One stage of the recipe, from the weights that the engine holds, with what it leaves."""
+    entry, before = context.record.stage(name), context.accuracy
+    if kind_of(context.config.stages[name]).trains:
+        entry.accuracy_before, entry.interval_before = before.average.mean, (before.average.low, before.average.high)
+        entry.greedy_before = before.greedy.mean
+        context.save()
+    directory = context.directory / "stages" / name
+    directory.mkdir(parents=True, exist_ok=True)
+    context.outputs[name] = directory
+    kinds.run(context, name, directory)
+    entry.output, entry.status = str(directory), "finished"
     context.save()
-    if stage.kind == "sft":
-        train_sft(context.session, name, stage, data.load_conversations(context.data.path("sft")), seed, context.emit)
-    else:
-        prompts, left_out = training_prompts(context.config, name, stage, context.data, context.session.tokenizer)
-        if left_out:
-            context.listener(Notice(text=left_out))
-        train_rl(context.session, name, stage, prompts, seed, context.emit)
-
-
-def export(context: RunContext, name: str) -> None:
-    """A stage's weights as an ordinary Hugging Face directory, in the record and in the tracker; the newest is the run's final model."""
-    entry = context.record.stage(name)
-    directory = context.session.export(context.directory / "stages" / name / "model")
-    entry.model = context.record.final_model = str(directory)
-    entry.status = "finished"
-    context.save()
-    context.tracker.log_model(name, entry.steps, directory)
 
 
 def evaluate_model(config: RecipeConfig, label: str, directory_for_logs: Path, listener: Listener) -> Accuracy:
@@ -193,24 +177,4 @@ def described(summary: Accuracy) -> str:
 
 
 def _stages_that_read(config: RecipeConfig, split: str) -> list[str]:
-    kinds = {"sft": "sft", "train": "rl"}
-    return [name for name, stage in config.stages.items() if stage.kind == kinds.get(split)]
-
-
-def training_prompts(config: RecipeConfig, name: str, stage: RLStageConfig, ready: PreparedData, tokenizer: Any) -> tuple[list[Prompt], str | None]:
-    """Training prompts within the stage's own cap, and a sentence about those that are left out; the data were cut at the largest cap of all stages.
-
-    Raises:
-        DataError: no prompt is left.
-    """
-    path = ready.path("train")
-    prompts = data.load_prompts(path)
-    if stage.max_prompt_tokens == config.max_evaluation_prompt_tokens():
-        return prompts, None
-    kept = [prompt for prompt in prompts if len(render_prompt(tokenizer, prompt.messages)) <= stage.max_prompt_tokens]
-    key = f"stages.{name}.max_prompt_tokens={stage.max_prompt_tokens}"
-    if not kept:
-        raise DataError(path, [f"no prompt is left for stage {name}: all {len(prompts)} have more tokens than {key}; raise it"])
-    if len(kept) == len(prompts):
-        return prompts, None
-    return kept, f"stage {name}: {len(prompts) - len(kept)} prompts have more tokens than {key} and are left out"
+    return [name for name, stage in config.stages.items() if kind_of(stage).reads == split and getattr(stage, "prompts", None) is None]

@@ -25,6 +25,7 @@ from tasks.failure import reason
 from tasks.journal import DatasetUsed, EvaluationFinished, FileSaved, LoggedEvent, ModelSaved, RunFinished, RunStarted
 from tasks.mlflow_writer import MLflowWriter
 from tasks.record import RunRecord
+from tasks.stage_config import kind_of, planned_steps
 from tasks.tracker_location import check_writable, experiment_name, tracking_uri
 
 if TYPE_CHECKING:  # it imports torch
@@ -137,7 +138,7 @@ class Tracker:
             return
         if isinstance(event, SamplesGenerated):
             event = SamplesGenerated(stage=event.stage, step=event.step, rows=self._some(event.rows))
-        if isinstance(event, StepFinished):
+        if isinstance(event, StepFinished) and kind_of(self.config.stages[event.stage]).trains:
             self._trained_steps += 1
         self._log(event)
         if isinstance(event, StageFinished):
@@ -153,6 +154,10 @@ class Tracker:
     def log_model(self, stage: str, step: int, directory: Path) -> None:
         """A stage's weights, complete, in Hugging Face format."""
         self._log(ModelSaved(stage=stage, step=step, directory=str(directory)))
+
+    def log_picture(self, stage: str, path: Path) -> None:
+        """A picture that a stage has drawn itself."""
+        self._log(FileSaved(stage=stage, file=str(path), folder="plots"))
 
     def log_evaluation(self, evaluation: Evaluation, stage: str | None = None) -> Accuracy:
         """An evaluation of `stage`'s newest weights (save them with `log_model` first), or of those that the recipe starts from."""
@@ -178,7 +183,7 @@ class Tracker:
     def _save_trace(self, trace: Trace) -> None:
         """Every step's as JSON, and the first and the last step's to be looked at."""
         traces.save(self.record.run, trace)
-        if trace.step in (1, self.config.stages[trace.stage].steps):
+        if trace.step in (1, planned_steps(self.config.stages[trace.stage])):
             for path in traces.write(trace, self.events_file.parent / "traces" / trace.stage):
                 self._log(FileSaved(stage=trace.stage, file=str(path), folder="traces"))
 

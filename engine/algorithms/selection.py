@@ -4,7 +4,9 @@ A group is given as its rows, and a selection is a list of groups: group k of th
 that were drawn. A row that occurs in two groups is in the step twice.
 """
 
+import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -45,3 +47,29 @@ def substituted(groups: Sequence[tuple[Rows, bool]], seed: Sequence[int], least_
         return []
     drawn = iter(np.random.default_rng(list(seed)).choice(len(donors), empty, replace=empty > len(donors)).tolist())
     return [rows if signal else donors[next(drawn)] for rows, signal in groups]
+
+
+class Visit(NamedTuple):
+    """What one prompt scored in one step."""
+
+    position: int
+    """Of the prompt, in its set."""
+    outcome: float
+    """Mean over its samples that have a score."""
+    samples: int
+    """How many these are."""
+
+
+def mean_outcomes(outcomes: Tensor, prompts: Tensor, scored: Tensor | None) -> list[Visit]:
+    """Of each prompt with a score, in the order in which prompts first appear.
+
+    Args:
+        outcomes: [B] float, what the reward functions gave.
+        prompts: [B] int, positions.
+        scored: [B] bool, which samples have a score; None stands for all.
+    """
+    found: dict[int, list[float]] = {}
+    for row, (position, outcome) in enumerate(zip(prompts.tolist(), outcomes.tolist(), strict=True)):
+        if scored is None or bool(scored[row]):
+            found.setdefault(position, []).append(outcome)
+    return [Visit(position, math.fsum(of_prompt) / len(of_prompt), len(of_prompt)) for position, of_prompt in found.items()]

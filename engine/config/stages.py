@@ -73,6 +73,8 @@ class RLStageConfig(Settings):
     samples_per_prompt: Annotated[int, Field(ge=2)] = 8
     updates_per_step: Positive = 1
     """Optimizer steps (mini-batches) that one rollout batch is cut into."""
+    prompts: Name | None = None
+    """Stage before this one whose prompts are trained on; null takes those of the train split."""
     max_prompt_tokens: Positive
     """Longer prompts are dropped and counted."""
     max_response_tokens: Positive

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.config import EvaluationConfig, RewardConfig
-from engine.control.future import join
 from engine.events import Emit, EvaluationProgressed
 from engine.prompts import Prompt
 from engine.rollout.plan import SamplePlan
-from engine.trainer.samples import sample_rows
+from engine.trainer.samples import sample_rows, scored
 from engine.trainer.session import Session
 
 PROMPT_SET = "evaluation"
@@ -56,9 +55,7 @@ def evaluate(
         positions = tuple(range(start, min(start + size, len(chosen))))
         # The stage and step of the seeds are fixed: they must not depend on when an evaluation is made.
         plan = SamplePlan(PROMPT_SET, positions, per_prompt, config.sampling, config.max_response_tokens, seed, PROMPT_SET, 0, greedy_first=True)
-        samples = session.actor.generate(plan)
-        rewards = session.reward.combine(session.reward.score(samples), {}, None)
-        rows += sample_rows(label, join(samples, rewards).get(), chosen, names)
+        rows += sample_rows(label, scored(session, plan), chosen, names)
         emit(EvaluationProgressed(label=label, done=len(rows), total=len(chosen) * per_prompt))
     scores = [row["reward"] for row in rows]
     by_prompt = [scores[start : start + per_prompt] for start in range(0, len(scores), per_prompt)]

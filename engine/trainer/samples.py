@@ -1,10 +1,19 @@
-"""Samples on their way home, as rows for people: the same for training and for evaluation."""
+"""Samples on their way home: scored, and as rows for people; the same wherever the policy is asked."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.batch import Batch
+from engine.control.future import join
 from engine.prompts import Prompt
+from engine.rollout.plan import SamplePlan
+from engine.trainer.session import Session
+
+
+def scored(session: Session, plan: SamplePlan) -> Batch:
+    """The plan's samples with the columns of `RewardWorker.combine`, fetched. The session's reward has been told how to score."""
+    samples = session.actor.generate(plan)
+    return join(samples, session.reward.combine(session.reward.score(samples), {}, None)).get()
 
 
 def sample_rows(prefix: str, samples: Batch, prompts: Sequence[Prompt], names: Mapping[int, str] | None = None) -> list[dict[str, Any]]:

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from engine.algorithms.selection import Visit
 from engine.config import OptimizerConfig, RLStageConfig
 from engine.control.future import BatchFuture, Joined, join
 from engine.control.worker_group import WorkerGroup
-from engine.events import Emit, SamplesGenerated, StageFinished, StageStarted, StepFinished, StepTraced, WeightsSynchronised
+from engine.events import Emit, PromptsScored, SamplesGenerated, StageFinished, StageStarted, StepFinished, StepTraced, WeightsSynchronised
 from engine.metrics import Statistics, merge
 from engine.prompts import Prompt, PromptSampler
 from engine.reshard.ledger import Ledger
@@ -83,7 +84,7 @@ class SyncTrainer:
             drawn = generation.draw(step)
             samples = join(*drawn.columns)
             if drawn.empty:
-                return self._without_update(samples, drawn, timer), samples
+                return self._without_update(step, samples, drawn, timer), samples
             drawn = drawn.ordered(self._balanced(actor.lengths(drawn.trained[0]).get()))
         rollout, *rewards = drawn.trained
         old = actor.log_prob(rollout)  # these run side by side
@@ -91,12 +92,13 @@ class SyncTrainer:
         values = [critic.values(rollout)] if critic is not None and self.config.algorithm.critic else []
         scored = join(rollout, *rewards, old, *reference, *values)
         advantages = actor.advantage(scored, step, drawn.group)
-        measured = [actor.measure(samples), actor.measure_trained(scored)]
+        measured, visits = [actor.measure(samples), actor.measure_trained(scored)], actor.visits(samples)
 
         with timer("log_prob"):
             agreed = self._agreed(step, actor.agreement(join(rollout, old)).get())
         with timer("reward"):
             measures = merge(statistics.get() for statistics in measured).result()
+            self._tell_scores(step, visits)
         with timer("update"):
             updates = [Update("policy", actor, self.config.training.optimizer, join(rollout, old, *reference, advantages))]
             if critic is not None and self.config.algorithm.critic is not None:
@@ -119,9 +121,10 @@ class SyncTrainer:
         }
         return metrics, samples
 
-    def _without_update(self, samples: Joined, drawn: Drawn, timer: PhaseTimer) -> dict[str, float]:
+    def _without_update(self, step: int, samples: Joined, drawn: Drawn, timer: PhaseTimer) -> dict[str, float]:
         """Metrics of a step that trains on nothing: the weights stay, and the rollout engine has them."""
         measures = self.session.actor.measure(samples).get().result()
+        self._tell_scores(step, self.session.actor.visits(samples))
         tokens = measures.pop("response/tokens_total")
         return {**measures, **drawn.metrics, "data/skipped_updates": 1.0, "throughput/tokens_per_second": tokens / timer.elapsed(), **timer.metrics()}
 
@@ -173,6 +176,13 @@ class SyncTrainer:
         for future in [group.save_state(directory / STATE) for group in self.session.groups]:
             future.get()
         return directory
+
+    def _tell_scores(self, step: int, visits: BatchFuture) -> None:
+        """What every prompt that was asked scored."""
+        found: list[Visit] = visits.get()
+        ids = [self.prompts[visit.position].id for visit in found]
+        means, counts = [visit.outcome for visit in found], [visit.samples for visit in found]
+        self.emit(PromptsScored(stage=self.stage, step=step, prompts=ids, outcomes=means, samples=counts))
 
     def _show(self, step: int, samples: Joined) -> None:
         """Fetches the texts of some steps for people to read; the loop itself never sees them."""

@@ -7,6 +7,7 @@ import torch
 
 from engine.algorithms.coefficients import Coefficients
 from engine.algorithms.rescue import RescueMemory
+from engine.algorithms.selection import Visit, mean_outcomes
 from engine.algorithms.step import measure, measure_trained, step_advantages
 from engine.algorithms.truncation import after_statistics, before_statistics, penalties, valid
 from engine.batch import Batch
@@ -50,6 +51,12 @@ class StepWorker(TrainedWorker):
         """
         names = ["prompt", "outcome", "weight_version", *(name for name in ("rescued",) if name in batch.tensors)]
         return Batch({name: batch.tensors[name] for name in names} | {"valid": valid(batch, self._rl_stage.truncated)})
+
+    @register(RANK_ZERO)
+    def visits(self, batch: Batch) -> list[Visit]:
+        """What each prompt of a step scored, of its samples as they were drawn."""
+        columns = batch.tensors
+        return mean_outcomes(columns["outcome"], columns["prompt"], columns.get("kept"))
 
     @register(RANK_ZERO)
     def rescue(self, batch: Batch, seed: Sequence[int]) -> Batch:

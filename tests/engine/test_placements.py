@@ -155,6 +155,6 @@ def test_the_batches_do_not_pass_through_the_controller(runs: dict[str, Run]) ->
     # rollout in the loop.
     for trace in runs["split"].traces:
         rollout = next(operation for operation in trace.operations if operation.operator == "generate")
-        assert {wait.name for wait in trace.controller} == {"lengths", "agreement", "measure", "measure_trained", "update", "synchronise"}
+        assert {wait.name for wait in trace.controller} == {"lengths", "agreement", "measure", "measure_trained", "visits", "update", "synchronise"}
         assert trace.controller_bytes < rollout.result_bytes
         assert rollout.result_bytes > 5_000

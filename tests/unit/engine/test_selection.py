@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.algorithms.groups import Groups
 from engine.algorithms.grpo import grpo
-from engine.algorithms.selection import by_signal, substituted
+from engine.algorithms.selection import Visit, by_signal, mean_outcomes, substituted
 from engine.algorithms.step import step_advantages
 from engine.batch import Batch
 from engine.config import AlgorithmConfig
@@ -87,3 +87,12 @@ def test_a_group_that_stands_in_for_another_is_a_group_of_its_own() -> None:
     expected = 0.5 / 0.5**0.5
     found = step_advantages(batch, AlgorithmConfig()).tensors["advantages"][:, 0]
     assert found.tolist() == pytest.approx([expected, -expected, expected, -expected], abs=1e-5)
+
+
+def test_visits_are_means_over_the_samples_that_have_a_score() -> None:
+    prompts = torch.tensor([7, 3, 7, 3, 5, 5])
+    outcomes = torch.tensor([1.0, 0.0, 0.5, 0.0, 1.0, 1.0])
+    scored = torch.tensor([True, True, True, False, False, False])
+    # A prompt without any score has not been visited. Mutations: count its samples as 0; means over all samples.
+    assert mean_outcomes(outcomes, prompts, scored) == [Visit(7, 0.75, 2), Visit(3, 0.0, 1)]
+    assert mean_outcomes(outcomes, prompts, None) == [Visit(7, 0.75, 2), Visit(3, 0.0, 2), Visit(5, 1.0, 2)]

@@ -12,7 +12,7 @@ import pytest
 
 from flows import cli, commands
 from tasks import record, workspace
-from tasks.config import ConfigurationError, Problem
+from tasks.problems import ConfigurationError, Problem
 from tasks.record import Lineage, RunRecord, StageRecord
 from tasks.run_lock import RunInProgressError, only_run
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from engine.config import AlgorithmConfig, GSPOLossConfig, OPOAdvantageConfig, OwnAdvantageConfig
 from tasks import schema, workspace
 from tasks.compose import choices, compose, load_resolved, write_resolved
-from tasks.config import ConfigurationError, RecipeConfig
+from tasks.config import RecipeConfig
+from tasks.problems import ConfigurationError
 
 TINY = "recipe=grpo_tiny"
 RECIPES = sorted(choices("recipe"))
@@ -158,7 +159,7 @@ MISTAKES = {
         ("model.architecture.head_dim=16", "model.architecture.head_dim: should be "),
     ],
     "rules within a part": [
-        ("stages.sft.kind=ppo", "stages.sft.kind: is 'ppo'; a stage is of kind sft or rl"),
+        ("stages.sft.kind=ppo", "stages.sft.kind: is 'ppo'; a stage is of kind sft or rl or difficulty or drop_easy"),
         ("stages.RL-2={kind: rl}", "stages.RL-2: should match pattern"),
         ("model.path=some/where", "model: set exactly one of architecture, path, gguf; set are: architecture, path"),
         ("data.train_file=x.parquet", "data: chain_sum and train_file are both set; data=files takes chain_sum out"),
@@ -196,7 +197,7 @@ MISTAKES = {
         ),
     ],
     "rules between parts": [
-        ("evaluation_reward.shuffle=true", "evaluation_reward.shuffle: an evaluation with shuffled scores measures nothing; set false"),
+        ("evaluation_reward.shuffle=true", "evaluation_reward.shuffle: shuffled scores measure nothing; set false"),
         (
             "stages.rl.prompts_per_step=33",
             "stages.rl.prompts_per_step: 33 prompts cannot be divided among resources.ranks=2; use 32 or 34, or change the ranks",

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from engine.control.deadline import WorkerError
-from tasks.config import ConfigurationError, Problem
 from tasks.failure import NO_SPACE, reason
+from tasks.problems import ConfigurationError, Problem
 
 WORKER = "actor rank 0, update raised:\nray::actor()\n  File somewhere\nFloatingPointError: gradient norm is nan"
 
