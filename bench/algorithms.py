@@ -65,7 +65,7 @@ def trained(algorithm: str, seed: int, overrides: list[str]) -> dict[str, Any]:
 
 def run(overrides: list[str]) -> dict[str, Any]:
     """One run of the recipe; what `almanac show` says of it."""
-    subprocess.run([ALMANAC, "run", f"recipe={RECIPE}", *overrides], cwd=ROOT, check=True)
+    subprocess.run([ALMANAC, "run", "--fresh", f"recipe={RECIPE}", *overrides], cwd=ROOT, check=True)
     shown = subprocess.run([ALMANAC, "show", "latest", "--json"], check=True, capture_output=True, text=True, cwd=ROOT).stdout
     return dict(json.loads(shown))
 

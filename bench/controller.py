@@ -40,7 +40,7 @@ def main() -> int:
 def run_arm(name: str, overrides: list[str]) -> dict[str, Any]:
     """One run, and what its traces say."""
     print(f"== {name}", flush=True)
-    subprocess.run([ALMANAC, "run", *SHORT, *overrides], cwd=ROOT, check=True)
+    subprocess.run([ALMANAC, "run", "--fresh", *SHORT, *overrides], cwd=ROOT, check=True)
     shown = json.loads(subprocess.run([ALMANAC, "show", "latest", "--json"], check=True, capture_output=True, text=True, cwd=ROOT).stdout)
     files = sorted((ROOT / ".work" / "runs" / shown["run"] / "traces" / "rl").glob("step_??????.json"))
     traces = [from_json(file.read_text()) for file in files]

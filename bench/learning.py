@@ -55,7 +55,7 @@ def run_arm(name: str, overrides: list[str]) -> dict[str, Any]:
     part = part_file([f"recipe={RECIPE}", *overrides])
     if part is not None and part.exists():
         return dict(json.loads(part.read_text()))
-    peak = run_measured([str(ALMANAC), "run", f"recipe={RECIPE}", *overrides])
+    peak = run_measured([str(ALMANAC), "run", "--fresh", f"recipe={RECIPE}", *overrides])
     arm = newest_run(name, overrides, peak)
     if part is not None:
         part.parent.mkdir(parents=True, exist_ok=True)

@@ -55,7 +55,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     from flows import commands
 
-    verb("run", commands.run, "run a recipe from data to a measured gain", overrides=True)
+    ran = verb("run", commands.run, "run a recipe from data to a measured gain; stages that lie ready are not run again", overrides=True)
+    ran.add_argument("--fresh", action="store_true", help="make everything anew")
     verb("preflight", commands.preflight, "check everything that can be known before a run", overrides=True)
     shown = verb("show", commands.show, "what a run did and measured")
     shown.add_argument("run", nargs="?", default="latest", metavar="RUN", help="run id, or latest (the default)")
@@ -71,6 +72,31 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         added.add_argument("run", nargs="?", default="latest", metavar="RUN", help="run id, or latest (the default)")
         added.add_argument("--step", type=int, required=needed, help="counts from 1" + ("" if needed else "; the last one without it"))
         added.add_argument("--stage", help="the last stage that has any, without it")
+    planned = _reshard_plan(verb)
+    doctor = verb("doctor", commands.doctor, "versions, devices, services, and what is missing")
+    evaluate = verb("evaluate", commands.evaluate, "accuracy of a model on a recipe's test set (default: grpo_tiny)")
+    evaluate.add_argument("model", metavar="MODEL", help="Hugging Face directory or hub name")
+    evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and settings in Hydra's grammar")
+    rated, dropped = _prompts(verb)
+    verb("list", commands.list_names, "recipes, models, data, algorithms, rewards and resources, with what they are")
+    for added in (shown, doctor, evaluate, planned, rated, dropped):
+        added.add_argument("--json", action="store_true", help="for programs")
+
+    arguments, rest = parser.parse_known_args(argv)
+    # argparse gives up on overrides that follow an option.
+    if rest and (arguments.overrides is None or any(word.startswith("-") for word in rest)):
+        parser.error(f"unknown arguments: {' '.join(rest)}")
+    if rest:
+        arguments.overrides += rest
+    return arguments
+
+
+Verb = Callable[..., argparse.ArgumentParser]
+
+
+def _reshard_plan(verb: Verb) -> argparse.ArgumentParser:
+    from flows import commands
+
     planned = verb(
         "reshard-plan", commands.reshard_plan, "which bytes of the weights go where between training and generation, and the least that would do"
     )
@@ -83,21 +109,25 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--bucket-megabytes", type=float, default=256, metavar="MB", help="most that a rank sends and receives at once (default 256)"
     )
     planned.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="what travels (default bfloat16)")
-    doctor = verb("doctor", commands.doctor, "versions, devices, services, and what is missing")
-    evaluate = verb("evaluate", commands.evaluate, "accuracy of a model on a recipe's test set (default: grpo_tiny)")
-    evaluate.add_argument("model", metavar="MODEL", help="Hugging Face directory or hub name")
-    evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and settings in Hydra's grammar")
-    verb("list", commands.list_names, "recipes, models, data, algorithms, rewards and resources, with what they are")
-    for added in (shown, doctor, evaluate, planned):
-        added.add_argument("--json", action="store_true", help="for programs")
+    return planned
 
-    arguments, rest = parser.parse_known_args(argv)
-    # argparse gives up on overrides that follow an option.
-    if rest and (arguments.overrides is None or any(word.startswith("-") for word in rest)):
-        parser.error(f"unknown arguments: {' '.join(rest)}")
-    if rest:
-        arguments.overrides += rest
-    return arguments
+
+def _prompts(verb: Verb) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """What is about prompts."""
+    from flows import commands
+
+    rated = verb("difficulty", commands.difficulty, "how often a model answers each training prompt of a recipe right (default: grpo_tiny)")
+    rated.add_argument("model", metavar="MODEL", help="Hugging Face directory or hub name")
+    rated.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and settings in Hydra's grammar")
+    rated.add_argument("--stage", help="stage of kind difficulty whose settings are taken; without it the first, or else those of the first RL stage")
+    dropped = verb("drop-easy", commands.drop_easy, "the prompts that a run's RL stage was trained on, without those that it answers too well")
+    dropped.add_argument("run", nargs="?", default="latest", metavar="RUN", help="run id, or latest (the default)")
+    dropped.add_argument("--stage", action="append", required=True, help="RL stage whose logged outcomes are looked at; may be said again")
+    dropped.add_argument("--threshold", type=float, default=0.9, help="a prompt is dropped when its estimate is above this (default 0.9)")
+    dropped.add_argument("--estimator", choices=("mean", "latest"), default="mean", help="over all visits, or the last one's (default mean)")
+    dropped.add_argument("--min-visits", type=int, default=1, help="prompts visited less often are kept (default 1)")
+    dropped.add_argument("--output", metavar="FILE", help="parquet file for the prompts that are kept; under .work/drop_easy without it")
+    return rated, dropped
 
 
 def _is_bad_input(error: Exception) -> bool:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     """`almanac run`: 0 only when the last planned step was done."""
     from flows import run as runs
 
-    runs.run(arguments.overrides)
+    runs.run(arguments.overrides, fresh=arguments.fresh)
     return 0
 
 
@@ -126,10 +127,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     """`almanac evaluate`."""
     from flows import run as runs
 
-    overrides = arguments.overrides
-    if not any(override.startswith("recipe=") for override in overrides):
-        overrides = [f"recipe={DEFAULT_RECIPE}", *overrides]
-    config, accuracy = runs.evaluate(arguments.model, overrides)
+    config, accuracy = runs.evaluate(arguments.model, _with_recipe(arguments.overrides))
     average, greedy = f"avg@{accuracy.samples_per_prompt}", "greedy"
     whole = {average: accuracy.average, greedy: accuracy.greedy}
     parts = {average: accuracy.average_by_difficulty, greedy: accuracy.greedy_by_difficulty}
@@ -148,6 +146,62 @@ def evaluate(arguments: argparse.Namespace) -> int:
     table.add_row("all", *(_percent(interval) for interval in whole.values()), style="bold")
     plain_console().print(table)
     return 0
+
+
+def difficulty(arguments: argparse.Namespace) -> int:
+    """`almanac difficulty`."""
+    from flows import run as runs
+    from tasks import difficulty as ratings
+
+    config, found = runs.difficulty(arguments.model, _with_recipe(arguments.overrides), arguments.stage)
+    directory = Path(found.output or "")
+    counts = json.loads((directory / ratings.HISTOGRAM).read_text())["prompts_by_right_samples"]
+    if arguments.json:
+        told = {"model": arguments.model, "recipe": config.name, "stage": found.name, **found.results, "prompts_by_right_samples": counts}
+        print(json.dumps({**told, "output": found.output}, indent=2))
+        return 0
+    title = f"{sum(counts)} prompts by how many of {len(counts) - 1} samples are right"
+    table = Table(box=None, padding=(0, 3, 0, 0), title=title, title_justify="left")
+    for heading in ("right", "prompts", "share"):
+        table.add_column(heading, justify="right")
+    for right, count in enumerate(counts):
+        table.add_row(str(right), f"{count:,}", f"{100 * count / sum(counts):.1f} %")
+    plain_console().print(table)
+    _print_results(found.results, directory)
+    return 0
+
+
+def drop_easy(arguments: argparse.Namespace) -> int:
+    """`almanac drop-easy`."""
+    from tasks import record, workspace
+    from tasks.stage import drop_easy_of
+    from tasks.stage_config import DropEasyStageConfig
+
+    found = record.load(arguments.run)
+    settings = DropEasyStageConfig(
+        kind="drop_easy",
+        scores_of=arguments.stage,
+        threshold=arguments.threshold,
+        estimator=arguments.estimator,
+        min_visits=arguments.min_visits,
+    )
+    target = Path(arguments.output) if arguments.output else workspace.work_directory() / "drop_easy" / f"{found.run}.parquet"
+    results = drop_easy_of(found, settings, target)
+    if arguments.json:
+        print(json.dumps({"run": found.run, "stages": settings.scores_of, **results, "output": str(target)}, indent=2))
+    else:
+        _print_results(results, target)
+    return 0
+
+
+def _print_results(results: Mapping[str, float], output: Path) -> None:
+    from tasks.show import results_text
+
+    plain_console().print(results_text(results), str(output), sep="\n", soft_wrap=True)
+
+
+def _with_recipe(overrides: list[str]) -> list[str]:
+    return overrides if any(override.startswith("recipe=") for override in overrides) else [f"recipe={DEFAULT_RECIPE}", *overrides]
 
 
 def list_names(arguments: argparse.Namespace) -> int:

@@ -11,5 +11,5 @@ evaluate = task(name="evaluate", task_run_name="evaluate {label}", cache_policy=
 
 @flow(name="evaluation", flow_run_name="{context.run}-evaluation-{label}", validate_parameters=False)
 def evaluation(context: RunContext, label: str) -> None:
-    """Of the weights that the engine holds: `base`, or those after the stage `label`."""
+    """Of the weights as they are now: `base`, or those after the stage `label`."""
     evaluate(context, label)

@@ -1,4 +1,4 @@
-"""`almanac run` and `almanac evaluate`: what stands around the flows when a person starts them from a terminal."""
+"""`almanac run`, `almanac evaluate` and others: what stands around the flows when a person starts them from a terminal."""
 
 import os
 import signal
@@ -18,6 +18,7 @@ from tasks.preflight import preflight
 from tasks.problems import ConfigurationError, Problem
 from tasks.progress import (
     CREATE_MODEL,
+    FINISH,
     PREPARE_DATA,
     START_ENGINE,
     START_PREFECT,
@@ -32,6 +33,7 @@ from tasks.run_lock import only_run
 if TYPE_CHECKING:  # torch
     from engine.trainer.replay import Difference
     from tasks.accuracy import Accuracy
+    from tasks.record import StageRecord
 
 MODEL = "model"
 """Label of the evaluation of a model that no run is about."""
@@ -52,8 +54,11 @@ def checked(config: RecipeConfig) -> list[str]:
     return [str(finding) for finding in findings]
 
 
-def run(overrides: Sequence[str]) -> None:
-    """A whole recipe, with one display on the terminal and a table at the end. Returns only when the last planned step is done."""
+def run(overrides: Sequence[str], *, fresh: bool = False) -> None:
+    """A whole recipe, with one display on the terminal and a table at the end. Returns only when the last planned step is done.
+
+    With `fresh` everything is made anew; else stages that lie ready, made from the same, are taken as they are.
+    """
     config = compose(overrides)
     warnings = checked(config)
     run_id = record.new_run_id(config.name)
@@ -67,7 +72,7 @@ def run(overrides: Sequence[str]) -> None:
 
         start_server()
         display.show(PhaseFinished(phase=START_PREFECT, result=os.environ.get("PREFECT_API_URL", "temporary server")))
-        recipe(config, run_id, display.show)
+        recipe(config, run_id, display.show, fresh)
         display.close(show.table(record.load(run_id)))
 
 
@@ -79,9 +84,7 @@ def evaluate(model: str, overrides: Sequence[str]) -> "tuple[RecipeConfig, Accur
     Raises:
         ConfigurationError: there is no such model, or the recipe is wrong.
     """
-    recipe = compose(overrides)
-    path = str(Path(model).expanduser().resolve()) if Path(model).expanduser().exists() else model
-    config = RecipeConfig.model_validate(recipe.model_dump() | {"model": {"path": path, "dtype": recipe.model.dtype}})
+    config = _with_model(compose(overrides), model)
     warnings = checked(config)
     logs = workspace.work_directory() / "evaluate"
     phases = [CREATE_MODEL, PREPARE_DATA, START_ENGINE, evaluation_phase(MODEL)]
@@ -91,6 +94,32 @@ def evaluate(model: str, overrides: Sequence[str]) -> "tuple[RecipeConfig, Accur
         from tasks.stages import evaluate_model
 
         return config, evaluate_model(config, MODEL, logs, display.show)
+
+
+def difficulty(model: str, overrides: Sequence[str], stage: str | None = None) -> "tuple[RecipeConfig, StageRecord]":
+    """How often a Hugging Face model (directory or hub name) answers each training prompt of a recipe right, by its stage of kind difficulty.
+
+    The display is drawn on standard error: standard output is for the result.
+
+    Raises:
+        ConfigurationError: there is no such model, or the recipe is wrong.
+        ValueError: the recipe has no such stage.
+    """
+    from tasks.stage import of_first_weights, with_difficulty
+
+    config, name = with_difficulty(_with_model(compose(overrides), model), stage)
+    warnings, run_id = checked(config), record.new_run_id(config.name)
+    log, phases = workspace.run_directory(run_id) / "almanac.log", [CREATE_MODEL, PREPARE_DATA, START_ENGINE, name, FINISH]
+    with only_run(run_id), observed(log, f"{model} on the training prompts of {config.name}", phases, descriptor=2) as display:
+        for warning in warnings:
+            display.show(Notice(text=warning))
+        return config, of_first_weights(config, name, run_id, display.show)
+
+
+def _with_model(recipe: RecipeConfig, model: str) -> RecipeConfig:
+    """The recipe, starting from another model: a directory or a hub name."""
+    path = str(Path(model).expanduser().resolve()) if Path(model).expanduser().exists() else model
+    return RecipeConfig.model_validate(recipe.model_dump() | {"model": {"path": path, "dtype": recipe.model.dtype}})
 
 
 def replay(run: str, operator: str, step: int, stage: str | None) -> "tuple[str, str, Sequence[Difference]]":

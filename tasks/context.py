@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from tasks import record as records
 from tasks.accuracy import Accuracy
 from tasks.config import RecipeConfig
 from tasks.data import PreparedData
+from tasks.engines import Engine, Weights
 from tasks.failure import reason
 from tasks.progress import FINISH, Listener, Notice, PhaseFinished, PhaseStarted
 from tasks.record import RunRecord, StageRecord, Synchronisations
@@ -41,38 +42,47 @@ class RunContext:
         "accuracy",
         "config",
         "data",
+        "engine",
         "evaluation",
+        "fresh",
         "listener",
-        "model_directory",
+        "metrics",
         "outputs",
         "record",
-        "session",
         "test",
         "tracker",
+        "weights",
     )
 
     data: PreparedData
     """Set by `prepare_data`, like `test`."""
     test: list[Prompt]
-    model_directory: Path
-    """Set by `create_model`."""
-    session: Session
-    """Set while the engine is open."""
-    evaluation: Evaluation
-    """The newest one, with its summary in `accuracy`: after one stage and before the next."""
+    weights: Weights
+    """As they are now: set by `create_model`, and by every stage that trains."""
+    evaluation: Evaluation | None
+    """The newest one, with its summary in `accuracy`: after one stage and before the next. None before the first."""
     accuracy: Accuracy
     outputs: dict[str, Path]
     """Directory of what each stage leaves, of those that have begun."""
+    metrics: dict[str, float]
+    """Of the newest step."""
 
-    def __init__(self, config: RecipeConfig, record: RunRecord, tracker: Tracker, listener: Listener) -> None:
-        self.config, self.record, self.tracker, self.listener = config, record, tracker, listener
-        self.outputs = {}
+    def __init__(self, config: RecipeConfig, record: RunRecord, tracker: Tracker, listener: Listener, *, fresh: bool = False) -> None:
+        self.config, self.record, self.tracker, self.listener, self.fresh = config, record, tracker, listener, fresh
+        self.engine = Engine(config, self.directory, listener)
+        self.evaluation = None
+        self.outputs, self.metrics = {}, {}
         self._written = 0.0
 
     @property
     def run(self) -> str:
         """The run's id."""
         return self.record.run
+
+    @property
+    def session(self) -> Session:
+        """The engine, with the weights as they are now; it starts where it has to."""
+        return self.engine.session(self.weights)
 
     @property
     def directory(self) -> Path:
@@ -96,6 +106,7 @@ class RunContext:
                 add_synchronisation(self.record.stage(stage), event)
             case StepFinished(stage=stage):
                 add_step(self.record.stage(stage), event)
+                self.metrics = dict(event.metrics)
                 if time.monotonic() - self._written > SECONDS_BETWEEN_WRITES:
                     self.save()
             case StageFinished(stage=stage, seconds=seconds):
@@ -110,8 +121,17 @@ class RunContext:
 
 
 @contextmanager
-def open_run(config: RecipeConfig, run: str, listener: Listener) -> Iterator[RunContext]:
-    """Record and tracker of a new run. They end as finished when the block ends, as failed when it raises.
+def open_run(
+    config: RecipeConfig, run: str, listener: Listener, *, fresh: bool = False, stages: Collection[str] | None = None
+) -> Iterator[RunContext]:
+    """Record and tracker of a new run. They end as finished when the block ends, as failed when it raises; the engine is gone then.
+
+    Args:
+        config: resolved.
+        run: id that no run has yet.
+        listener: is told about progress.
+        fresh: everything is made anew, whatever lies ready.
+        stages: those that the run is about; all without it.
 
     Raises:
         OSError: the run's directory, or MLflow's local files, cannot be written.
@@ -120,7 +140,11 @@ def open_run(config: RecipeConfig, run: str, listener: Listener) -> Iterator[Run
         run=run,
         recipe=config.name,
         seed=config.seed,
-        stages=[StageRecord(name=name, kind=stage.kind, steps_planned=planned_steps(stage)) for name, stage in config.stages.items()],
+        stages=[
+            StageRecord(name=name, kind=stage.kind, steps_planned=planned_steps(stage))
+            for name, stage in config.stages.items()
+            if stages is None or name in stages
+        ],
         lineage=records.lineage(config),
         log_file=str(workspace.run_directory(run) / "almanac.log"),
     )
@@ -129,7 +153,7 @@ def open_run(config: RecipeConfig, run: str, listener: Listener) -> Iterator[Run
     try:
         reserve.write_bytes(bytes(RESERVE_BYTES))
         with Tracker(config, record) as tracker:
-            context = RunContext(config, record, tracker, listener)
+            context = RunContext(config, record, tracker, listener, fresh=fresh)
             if tracker.complaint is not None:
                 listener(Notice(text=tracker.complaint))
             context.save()
@@ -139,6 +163,8 @@ def open_run(config: RecipeConfig, run: str, listener: Listener) -> Iterator[Run
                 # Before the tracker closes: what it logs last is this record.
                 _mark_failed(record, error)
                 raise
+            finally:
+                context.engine.close()
             # Leaving the tracker draws the plots and closes MLflow's runs.
             listener(PhaseStarted(phase=FINISH))
             record.finished = records.now()

@@ -8,6 +8,9 @@ from statistics import fmean
 from typing import Literal
 
 from engine.events import PromptsScored
+from tasks import data
+from tasks.prompt_files import write_kept
+from tasks.stage_config import DropEasyStageConfig
 
 SCORES = "scores.jsonl"
 """Log of an RL stage, in its output: a line for each step."""
@@ -71,6 +74,28 @@ def easy(found: dict[str, Estimate], threshold: float, min_visits: int) -> set[s
     With 8 samples and a threshold of 0.9, one visit drops 8/8 alone, and two visits drop 15/16 (POLARIS).
     """
     return {prompt for prompt, estimate in found.items() if estimate.outcome > threshold and estimate.visits >= min_visits}
+
+
+def filtered(source: Path, logs: Sequence[Path], config: DropEasyStageConfig, target: Path, above: str = "") -> dict[str, float]:
+    """Writes the prompts of the file `source` without the easy ones into the file `target`, and says what it did.
+
+    Args:
+        source: prompts, as a data set or a stage gives them.
+        logs: of the stages that are looked at, in their order.
+        config: threshold, estimator and minimum of visits.
+        target: where the rows that are kept go.
+        above: what the error puts before the name of a setting.
+
+    Raises:
+        DataError: no prompt is left.
+        ValueError: a log is incomplete.
+    """
+    prompts = data.load_prompts(source)
+    found = estimates((step for log in logs for step in read(log)), config.estimator)
+    dropped, ids = easy(found, config.threshold, config.min_visits), [prompt.id for prompt in prompts]
+    none = f"no prompt is left: all {len(ids)} have an estimate above {above}threshold={config.threshold:g}; raise it"
+    write_kept(source, prompts, set(ids) - dropped, target, none)
+    return results(ids, found, dropped)
 
 
 def results(ids: Sequence[str], found: dict[str, Estimate], dropped: Collection[str]) -> dict[str, float]:

@@ -56,6 +56,14 @@ class ModelSaved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageReused:
+    """What a stage leaves lay ready, made from the same by another run."""
+
+    stage: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationFinished:
     """Some weights were evaluated."""
 
@@ -94,7 +102,7 @@ class RunFinished:
     """Markdown."""
 
 
-LoggedEvent = events.Event | RunStarted | DatasetUsed | ModelSaved | EvaluationFinished | FileSaved | RunFinished
+LoggedEvent = events.Event | RunStarted | DatasetUsed | StageReused | ModelSaved | EvaluationFinished | FileSaved | RunFinished
 
 _TYPES: dict[str, TypeAdapter[LoggedEvent]] = {
     kind.__name__: TypeAdapter(kind)
@@ -108,6 +116,7 @@ _TYPES: dict[str, TypeAdapter[LoggedEvent]] = {
         events.StageFinished,
         RunStarted,
         DatasetUsed,
+        StageReused,
         ModelSaved,
         EvaluationFinished,
         FileSaved,

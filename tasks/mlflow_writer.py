@@ -4,7 +4,6 @@ Every method takes one event of the log and can be repeated after it failed half
 "active run" belongs to one thread, and Prefect may call from any.
 """
 
-import hashlib
 import json
 import logging
 import math
@@ -24,7 +23,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_PARENT_RUN_I
 
 from engine.events import SamplesGenerated, StageFinished, StageStarted, StepFinished
 from tasks import workspace
-from tasks.journal import DatasetUsed, Entry, EvaluationFinished, FileSaved, ModelSaved, RunFinished, RunStarted
+from tasks.journal import DatasetUsed, Entry, EvaluationFinished, FileSaved, ModelSaved, RunFinished, RunStarted, StageReused
+from tasks.outputs import manifest
 from tasks.record import MLflowReference, ProcessIdentity
 from tasks.tracker_location import database_file
 
@@ -63,6 +63,7 @@ class MLflowWriter:
             StepFinished: self._log_step,
             SamplesGenerated: self._log_samples,
             StageFinished: self._finish_stage,
+            StageReused: self._log_reused,
             ModelSaved: self._log_model,
             EvaluationFinished: self._log_evaluation,
             FileSaved: self._log_file,
@@ -147,6 +148,9 @@ class MLflowWriter:
 
     def _finish_stage(self, event: StageFinished, time_ms: int) -> None:
         self._client.set_terminated(self._stages[event.stage], "FINISHED", time_ms)
+
+    def _log_reused(self, event: StageReused, time_ms: int) -> None:
+        self._client.set_tag(self.parent, f"almanac.reused.{event.stage}", event.run)
 
     def _log_model(self, event: ModelSaved, time_ms: int) -> None:
         run_id, directory = self._stages[event.stage], Path(event.directory)
@@ -262,16 +266,6 @@ def stage_results(summary: Mapping[str, Any]) -> dict[str, float]:
         if stage.get("gain_interval"):
             results[f"{stage['name']}/gain_low"], results[f"{stage['name']}/gain_high"] = stage["gain_interval"]
     return results
-
-
-def manifest(directory: Path) -> dict[str, dict[str, int | str]]:
-    """Size in bytes and SHA-256 of every file, by its path inside the directory."""
-    files: dict[str, dict[str, int | str]] = {}
-    for path in _files(directory):
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        files[str(path.relative_to(directory))] = {"bytes": path.stat().st_size, "sha256": digest}
-    return files
 
 
 def _files(directory: Path) -> list[Path]:

@@ -89,6 +89,8 @@ class StageRecord(Recorded):
     """What a stage that does not train found, by name; shares and rates are fractions of 1."""
     output: str | None = None
     """Directory of what the stage leaves."""
+    reused_from: str | None = None
+    """The run that made it, where it lay ready; all numbers of the training are that run's."""
     model: str | None = None
     """Directory of the stage's last weights, in Hugging Face format."""
 

@@ -10,8 +10,8 @@ from tasks import journal, workspace
 from tasks.check import check
 from tasks.config import RecipeConfig
 from tasks.journal import RunStarted
-from tasks.kinds import prompts_file, short_enough
 from tasks.problems import ConfigurationError
+from tasks.prompt_files import prompts_file, short_enough
 from tasks.record import RunRecord
 from tasks.stages import first_weights, prepared
 

@@ -35,6 +35,8 @@ def summary(record: RunRecord) -> dict[str, Any]:
 def table(record: RunRecord) -> RenderableType:
     """The end of a run on the terminal, 100 columns or fewer: accuracies, seconds, what synchronisations moved, and how to look further."""
     parts: list[RenderableType] = [_headline(record), "", _accuracies(record)]
+    if reused := [f"{stage.name} (as in {stage.reused_from})" for stage in record.stages if stage.reused_from]:
+        parts += ["", Text(f"Lay ready and were not run again: {', '.join(reused)}; --fresh makes them anew", "dim")]
     if any(stage.results for stage in record.stages):
         parts += ["", _results(record)]
     if any(stage.seconds for stage in record.stages):

@@ -97,13 +97,19 @@ class Kind:
     """The split that it reads when it refers to no other stage's prompts."""
     gives: Given | None = None
     """What later stages can take from it."""
+    engine: bool = True
+    """It needs the engine, with the weights as they are then."""
+    resumes: bool = False
+    """It goes on from what a killed run left in its output directory; others begin anew."""
+    code: tuple[str, ...] = ()
+    """Source files, beside the engine's, that its output depends on."""
 
 
 KINDS: Mapping[str, Kind] = {
     "sft": Kind(trains=True, reads="sft"),
     "rl": Kind(trains=True, gives="scores"),
-    "difficulty": Kind(gives="prompts"),
-    "drop_easy": Kind(gives="prompts"),
+    "difficulty": Kind(gives="prompts", resumes=True, code=("tasks/difficulty.py", "tasks/prompt_files.py")),
+    "drop_easy": Kind(gives="prompts", engine=False, code=("tasks/drop_easy.py", "tasks/prompt_files.py")),
 }
 REFERENCES: Mapping[str, Given] = {"prompts": "prompts", "scores_of": "scores"}
 """Settings that name other stages, and what is taken from these."""

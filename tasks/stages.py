@@ -1,12 +1,14 @@
 """The parts of a recipe, one function each: plain calls that a flow or any other runner puts in order.
 
-`create_model`, `prepare_data`, then inside `engine`: `evaluate` the first weights, and for each stage `run_stage`, and `evaluate` where it trains.
+`create_model`, `prepare_data`, `evaluate` the first weights, and for each stage `run_stage`, and `evaluate` where it trains. What lies ready from an
+earlier run, made from the same, is taken as it is (`tasks/outputs.py`); the engine starts when something first needs it.
 """
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 from transformers import AutoTokenizer
@@ -14,14 +16,16 @@ from transformers import AutoTokenizer
 from engine import model
 from engine.tokenizer import render_prompt
 from engine.trainer import evaluation
+from engine.trainer.evaluation import Evaluation
 from engine.trainer.session import Session
-from tasks import data, kinds, workspace
+from tasks import data, drop_easy, fingerprint, kinds, workspace
 from tasks.accuracy import Accuracy, accuracy, record_gain
 from tasks.config import RecipeConfig
 from tasks.context import RunContext
 from tasks.data import PreparedData
+from tasks.engines import Weights
+from tasks.outputs import OUTPUT, DamagedOutputError, Output, Place, file_entry
 from tasks.progress import (
-    BASE,
     CREATE_MODEL,
     PREPARE_DATA,
     START_ENGINE,
@@ -31,10 +35,15 @@ from tasks.progress import (
     evaluation_phase,
     told,
 )
-from tasks.stage_config import kind_of
+from tasks.prompt_files import PROMPTS
+from tasks.stage_config import REFERENCES, Given, kind_of, references
 
 EVALUATION = "evaluation"
 """Who reads the test split, as the tracker knows it."""
+SCORED = "evaluation.json"
+"""All scores and samples of an evaluation, in its output."""
+GIVEN: Mapping[Given, str] = {"prompts": PROMPTS, "scores": drop_easy.SCORES}
+"""The file of an output that others take something from."""
 
 
 def create_model(context: RunContext) -> None:
@@ -45,8 +54,8 @@ def create_model(context: RunContext) -> None:
     """
     config = context.config
     with told(context.listener, CREATE_MODEL):
-        context.model_directory = first_weights(config)
-        context.record.lineage.base_model_digest = model.directory_digest(context.model_directory)
+        context.weights = Weights.of(first_weights(config))
+        context.record.lineage.base_model_digest = context.weights.digest
         context.save()
 
 
@@ -58,7 +67,7 @@ def prepare_data(context: RunContext) -> None:
     """
     config = context.config
     with told(context.listener, PREPARE_DATA) as result:
-        context.data = prepared(config, context.model_directory)
+        context.data = prepared(config, context.weights.directory)
         context.test = data.load_prompts(context.data.path("test"))
         context.record.lineage.dataset_digests = context.data.digests
         context.save()
@@ -77,49 +86,107 @@ def prepare_data(context: RunContext) -> None:
         result.append(f"{context.data.rows['test']} to test")
 
 
-@contextmanager
-def engine(context: RunContext) -> Iterator[None]:
-    """Ray and the hybrid actors, there for all stages inside the block.
-
-    Raises:
-        ResourceError: Ray lacks devices; names the resource.
-        WorkerError: a worker failed; names it.
-    """
-    with ExitStack() as stack:
-        with told(context.listener, START_ENGINE) as result:
-            opening = Session.open(context.config.engine(), context.model_directory, context.directory)
-            context.session = stack.enter_context(opening)
-            result.append(devices(context.config))
-        yield
-
-
 def evaluate(context: RunContext, label: str) -> None:
-    """Accuracy of the policy on the test prompts: of `base`, or after the stage with this name, whose gain it then is."""
-    config = context.config
-    before = None if label == BASE else context.evaluation
+    """Accuracy of the weights as they are now on the test prompts: of `base`, or after the stage with this name, whose gain it then is."""
+    config, before = context.config, context.evaluation
+    place = Place(config.name, EVALUATION, fingerprint.of_evaluation(config, context.weights.digest, context.data.digests["test"]))
+    kept = _kept(context, place)
+    if kept is None:
+        with place.making(keep=False) as directory:
+            # The engine's start is a phase of its own.
+            session = context.session
+            with told(context.listener, evaluation_phase(label)) as result:
+                found = evaluation.evaluate(session, label, config.evaluation, config.evaluation_reward, context.test, config.seed, context.emit)
+                (directory / SCORED).write_text(json.dumps(dataclasses.asdict(found)))
+                place.complete(context.run)
+                result.append(_evaluated(context, label, before, found))
+        return
     with told(context.listener, evaluation_phase(label)) as result:
-        found = evaluation.evaluate(context.session, label, config.evaluation, config.evaluation_reward, context.test, config.seed, context.emit)
-        context.accuracy = context.tracker.log_evaluation(found, stage=None if before is None else label)
-        if before is not None:
-            record_gain(context.record.stage(label), before, found, config.evaluation, config.seed)
-        context.evaluation = found
+        found = evaluation.Evaluation(**{**json.loads((place.directory / SCORED).read_text()), "label": label})
+        result += [_evaluated(context, label, before, found), f"as in {kept.run}"]
+
+
+def _evaluated(context: RunContext, label: str, before: Evaluation | None, found: Evaluation) -> str:
+    """Puts an evaluation where it belongs. Returns its accuracy, in words."""
+    context.accuracy = context.tracker.log_evaluation(found, stage=None if before is None else label)
+    if before is not None:
+        record_gain(context.record.stage(label), before, found, context.config.evaluation, context.config.seed)
+    context.evaluation = found
+    context.save()
+    return described(context.accuracy)
+
+
+def run_stage(context: RunContext, name: str, *, only_kept: bool = False) -> None:
+    """One stage of the recipe, with what it leaves: as it lies ready from a run that made it from the same, or else made now.
+
+    With `only_kept` it has to lie ready: ValueError where it does not.
+    """
+    kind = kind_of(context.config.stages[name])
+    place = Place(context.config.name, name, fingerprint.of_stage(context.config, name, context.weights.digest, _inputs(context, name)))
+    context.outputs[name] = place.directory
+    kept = _kept(context, place)
+    if kept is not None:
+        with told(context.listener, name) as result:
+            result.append(_reuse(context, name, kept))
+        return
+    if only_kept:
+        raise ValueError(f"stage {name} of recipe {context.config.name} has no output yet that was made from these settings; run it first")
+    _begin(context, name)
+    context.metrics = {}
+    there = kind.resumes and not context.fresh and not (place.directory / OUTPUT).exists()
+    with place.making(keep=there) as directory:
+        kinds.run(context, name, directory)
+        entry = context.record.stage(name)
+        entry.output, entry.status = str(directory), "finished"
         context.save()
-        result.append(described(context.accuracy))
+        place.complete(context.run, entry, context.metrics | entry.results)
 
 
-def run_stage(context: RunContext, name: str) -> None:
-    """One stage of the recipe, from the weights that the engine holds, with what it leaves."""
-    entry, before = context.record.stage(name), context.accuracy
-    if kind_of(context.config.stages[name]).trains:
+def _begin(context: RunContext, name: str) -> None:
+    """What is known of a stage that trains before it does."""
+    if context.evaluation is not None and kind_of(context.config.stages[name]).trains:
+        entry, before = context.record.stage(name), context.accuracy
         entry.accuracy_before, entry.interval_before = before.average.mean, (before.average.low, before.average.high)
         entry.greedy_before = before.greedy.mean
         context.save()
-    directory = context.directory / "stages" / name
-    directory.mkdir(parents=True, exist_ok=True)
-    context.outputs[name] = directory
-    kinds.run(context, name, directory)
-    entry.output, entry.status = str(directory), "finished"
+
+
+def _kept(context: RunContext, place: Place) -> Output | None:
+    """What lies ready; None where it is to be made."""
+    if context.fresh:
+        return None
+    try:
+        return place.find()
+    except DamagedOutputError as error:
+        context.listener(Notice(text=f"{error}; it is made anew"))
+        return None
+
+
+def _reuse(context: RunContext, name: str, kept: Output) -> str:
+    """Takes over what another run made of the stage. Returns that in words."""
+    assert kept.record is not None
+    directory, trains = context.outputs[name], kind_of(context.config.stages[name]).trains
+    model_directory = directory / kinds.MODEL
+    taken = {"output": str(directory), "model": str(model_directory) if trains else None, "reused_from": kept.run}
+    context.record.stages = [kept.record.model_copy(update=taken) if entry.name == name else entry for entry in context.record.stages]
+    _begin(context, name)
+    context.tracker.log_reused(name, kept.run, kept.record.steps)
+    if trains:
+        context.weights = Weights.of(model_directory)
+        context.record.final_model = str(model_directory)
     context.save()
+    return f"as in {kept.run}"
+
+
+def _inputs(context: RunContext, name: str) -> dict[str, str]:
+    """Digests of what a stage reads: a split of the data, and files of the stages that it refers to."""
+    stage = context.config.stages[name]
+    split = fingerprint.reads_split(stage)
+    found = {} if split is None else {split: context.data.digests[split]}
+    for setting, other in references(stage):
+        file = GIVEN[REFERENCES[setting]]
+        found[f"{setting}/{other}"] = str(file_entry(context.outputs[other] / file)["sha256"])
+    return found
 
 
 def evaluate_model(config: RecipeConfig, label: str, directory_for_logs: Path, listener: Listener) -> Accuracy:
@@ -177,4 +244,4 @@ def described(summary: Accuracy) -> str:
 
 
 def _stages_that_read(config: RecipeConfig, split: str) -> list[str]:
-    return [name for name, stage in config.stages.items() if kind_of(stage).reads == split and getattr(stage, "prompts", None) is None]
+    return [name for name, stage in config.stages.items() if fingerprint.reads_split(stage) == split]

@@ -23,16 +23,18 @@ def load(record: RunRecord, stage: str | None, step: int | None) -> Trace:
         ValueError: there is none, or the file cannot be read; says which there are.
     """
     run = record.run
-    recorded = [entry.name for entry in record.stages if _steps(run, entry.name)]
+    # A stage that lay ready was traced by the run that made it.
+    made_by = {entry.name: entry.reused_from or run for entry in record.stages}
+    recorded = [stage for stage, maker in made_by.items() if _steps(maker, stage)]
     if not recorded:
         raise ValueError(f"run {run} has no traces yet; they are recorded by stages of kind rl, one a step")
     if stage is not None and stage not in recorded:
         raise ValueError(f"run {run} has no traces of a stage {stage!r}; it has some of: {', '.join(recorded)}")
     chosen = stage or recorded[-1]
-    steps = _steps(run, chosen)
+    steps = _steps(made_by[chosen], chosen)
     if step is not None and step not in steps:
         raise ValueError(f"run {run} has no trace of step {step} of stage {chosen}; it has steps {steps[0]} to {steps[-1]}")
-    path = _file(run, chosen, steps[-1] if step is None else step)
+    path = _file(made_by[chosen], chosen, steps[-1] if step is None else step)
     try:
         return formats.from_json(path.read_text(encoding="utf-8"))
     except ValueError as error:

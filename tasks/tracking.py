@@ -22,7 +22,7 @@ from tasks import journal, plots, show, traces, workspace
 from tasks.accuracy import Accuracy, accuracy
 from tasks.config import RecipeConfig
 from tasks.failure import reason
-from tasks.journal import DatasetUsed, EvaluationFinished, FileSaved, LoggedEvent, ModelSaved, RunFinished, RunStarted
+from tasks.journal import DatasetUsed, EvaluationFinished, FileSaved, LoggedEvent, ModelSaved, RunFinished, RunStarted, StageReused
 from tasks.mlflow_writer import MLflowWriter
 from tasks.record import RunRecord
 from tasks.stage_config import kind_of, planned_steps
@@ -154,6 +154,12 @@ class Tracker:
     def log_model(self, stage: str, step: int, directory: Path) -> None:
         """A stage's weights, complete, in Hugging Face format."""
         self._log(ModelSaved(stage=stage, step=step, directory=str(directory)))
+
+    def log_reused(self, stage: str, run: str, steps: int) -> None:
+        """A stage whose output lay ready, made by another run in so many steps."""
+        if kind_of(self.config.stages[stage]).trains:
+            self._trained_steps += steps
+        self._log(StageReused(stage=stage, run=run))
 
     def log_picture(self, stage: str, path: Path) -> None:
         """A picture that a stage has drawn itself."""

@@ -40,8 +40,13 @@ def runs_directory() -> Path:
 
 
 def run_directory(run: str) -> Path:
-    """Record, events, log, worker logs and stage models of the run with id `run`."""
+    """Record, events, log and worker logs of the run with id `run`."""
     return runs_directory() / run
+
+
+def stages_directory() -> Path:
+    """Outputs of stages and evaluations, by recipe, name and what they were made from. What is deleted there is made again when it is needed."""
+    return work_directory() / "stages"
 
 
 def models_directory() -> Path:

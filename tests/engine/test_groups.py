@@ -10,7 +10,7 @@ from probe import restore, weights
 from toy import prompt
 
 from engine.config import OptimizerConfig, RewardConfig, RLStageConfig, StageTrainingConfig
-from engine.events import SamplesGenerated, StepFinished, StepTraced, WeightsSynchronised
+from engine.events import PromptsScored, SamplesGenerated, StepFinished, StepTraced, WeightsSynchronised
 from engine.prompts import Prompt
 from engine.trainer.generation import NoSignalError
 from engine.trainer.replay import kept_operations, replay, step_directory
@@ -46,7 +46,21 @@ def run(session: Session, prompts: Sequence[Prompt] = PROMPTS, stage: str = "rl"
     session.actor.apply(restore).get()
     session.actor.synchronise().get()
     train_rl(session, stage, config(**settings), prompts, 0, events.append)
+    # Every prompt that was asked, as it was drawn, whatever is made of it afterwards. Mutations: after the rescue; what is trained on; masked answers
+    # left out; nothing where a step makes no update.
+    assert scored(events) == [{asked: mean_and_count(group) for asked, group in groups.items()} for groups in drawn(events)]
     return events
+
+
+def scored(events: list[Any]) -> list[dict[str, tuple[float, int]]]:
+    """What each step says of its prompts: mean outcome, and of how many samples."""
+    told = [event for event in events if isinstance(event, PromptsScored)]
+    assert [event.step for event in told] == list(range(1, len(told) + 1))
+    return [dict(zip(event.prompts, zip(event.outcomes, event.samples, strict=True), strict=True)) for event in told]
+
+
+def mean_and_count(group: list[dict[str, Any]]) -> tuple[float, int]:
+    return sum(row["reward"] for row in group) / len(group), len(group)
 
 
 def metrics(events: list[Any]) -> list[dict[str, float]]:

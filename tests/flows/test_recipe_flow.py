@@ -4,6 +4,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import pyarrow.parquet as parquet
 import pytest
 from small_recipe import SMALL, Almanac
 
@@ -133,6 +134,51 @@ def test_an_operator_can_be_run_again_alone(shown: dict, almanac: Almanac) -> No
     refused = almanac("replay", "--step", "2", "--operator", "actor.logprob")
     assert refused.returncode == 2
     assert "has no operator 'actor.logprob'; it has: actor.generate" in refused.stderr
+
+
+def test_easy_prompts_of_a_stage_are_left_out_from_the_command_line(shown: dict, almanac: Almanac, tmp_path: Path) -> None:
+    target = tmp_path / "kept.parquet"
+    done = almanac("drop-easy", shown["run"], "--stage", "rl", "--threshold", "0.2", "--output", str(target), "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    # Two steps of four prompts each, and a hundred to train on.
+    assert (found["prompts"], found["visited"]) == (100, 8)
+    assert 0 < found["dropped"] <= 8
+    assert len(parquet.read_table(target)) == found["kept"] == 100 - found["dropped"]
+    refused = almanac("drop-easy", shown["run"], "--stage", "sft")
+    assert refused.returncode == 2
+    assert "has no stage sft of kind rl that has ended; it has: rl" in refused.stderr
+
+
+def test_the_difficulty_of_prompts_is_found_from_the_command_line(shown: dict, almanac: Almanac) -> None:
+    settings = [*SMALL, "stages.rl.sampling.temperature=0.6"]
+    done = almanac("difficulty", shown["final_model"], "--json", *settings)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["stage"], found["prompts"], sum(found["prompts_by_right_samples"])) == ("difficulty", 100, 100)
+    assert found["kept"] == sum(found["prompts_by_right_samples"][:-1])
+    assert 0 < found["pass_rate"] < 1
+    assert len(parquet.read_table(Path(found["output"]) / "prompts.parquet")) == found["kept"]
+    # The same once more is what lies there. Mutation: a fingerprint with something in it that differs from call to call.
+    again = almanac("difficulty", shown["final_model"], *settings)
+    assert again.returncode == 0, again.stderr
+    assert "start engine: started" not in again.stderr
+    assert "difficulty: done in" in again.stderr
+    assert f"{found['output']}" in again.stdout
+
+
+def test_the_same_recipe_again_runs_nothing(shown: dict, almanac: Almanac) -> None:
+    done = almanac("run", *SMALL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "start engine: started" not in done.stdout
+    assert "Lay ready and were not run again" in done.stdout
+    again = json.loads(almanac("show", "latest", "--json").stdout)
+    assert again["run"] != shown["run"]
+    assert [stage["reused_from"] for stage in again["stages"]] == [shown["run"]] * 2
+    for ours, theirs in zip(again["stages"], shown["stages"], strict=True):
+        assert ours | {"reused_from": None} == theirs
+    # Its dataflow is that of the run that made it.
+    assert almanac("trace", "--step", "1", "--output", str(almanac.root / "trace")).returncode == 0
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from engine.prompts import Prompt, sample_seed
 from engine.rollout.plan import SamplePlan
 from tasks import difficulty
 from tasks.difficulty import Rating, batch_file, histogram, rate, ratings_of, results, within
-from tasks.kinds import PROMPTS, write_kept
+from tasks.prompt_files import PROMPTS, write_kept
 from tasks.schemas import DataError
 from tasks.stage_config import DifficultyStageConfig
 
@@ -137,7 +137,7 @@ def test_kept_prompts_are_the_data_sets_rows_and_none_left_is_an_error(tmp_path:
     rows = [{"prompt": [dict(prompt.messages[0])], "data_source": "sums", "more": prompt.index} for prompt in ASKED]
     pd.DataFrame(rows).to_parquet(tmp_path / "train.parquet")
     # Without the first: a prompt's row is its index in the file. Mutation: positions in the list instead.
-    write_kept(tmp_path / "train.parquet", ASKED[1:], {"p2", "p7", "p0"}, tmp_path, "none")
+    write_kept(tmp_path / "train.parquet", ASKED[1:], {"p2", "p7", "p0"}, tmp_path / PROMPTS, "none")
     assert pd.read_parquet(tmp_path / PROMPTS)["more"].tolist() == [2, 7]
     with pytest.raises(DataError, match=r"train\.parquet: stages\.rate\.keep leaves none"):
-        write_kept(tmp_path / "train.parquet", ASKED, set(), tmp_path, "stages.rate.keep leaves none")
+        write_kept(tmp_path / "train.parquet", ASKED, set(), tmp_path / PROMPTS, "stages.rate.keep leaves none")

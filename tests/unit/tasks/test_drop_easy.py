@@ -72,8 +72,7 @@ def test_a_log_comes_back_as_it_was_written_and_begins_anew(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
-    [(lambda lines: lines[1:], "is of step 2, not 1"), (lambda lines: [lines[0], *lines], "is of step 1, not 2")],
+    ("spoil", "said"), [(lambda lines: lines[1:], "is of step 2, not 1"), (lambda lines: [lines[0], *lines], "is of step 1, not 2")]
 )
 def test_a_log_with_a_step_missing_or_twice_is_refused(tmp_path: Path, spoil: object, said: str) -> None:
     path = tmp_path / "scores.jsonl"

@@ -296,3 +296,15 @@ def test_everything_of_ones_own_is_found_together(own: None) -> None:
         "stages.rl.reward.default",
         "stages.rl.reward.by_data_source.chain_sum",
     ]
+
+
+def test_a_filter_that_brings_back_what_was_left_out_is_pointed_at() -> None:
+    caps = "max_prompt_tokens: 40, max_response_tokens: 64"
+    stages = [
+        f"stages.rate={{kind: difficulty, {caps}}}",
+        f"stages.more={{kind: rl, prompts: rate, steps: 2, prompts_per_step: 32, {caps}, training: {{optimizer: {{learning_rate: 1e-4}}}}}}",
+    ]
+    brought_back = found("recipe=grpo_tiny", *stages, "stages.easy={kind: drop_easy, scores_of: [more]}", level="warning")
+    assert keys(brought_back) == ["stages.easy.prompts"]
+    assert "set it to rate" in brought_back[0].text
+    assert found("recipe=grpo_tiny", *stages, "stages.easy={kind: drop_easy, scores_of: [more], prompts: rate}", level="warning") == []

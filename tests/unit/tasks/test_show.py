@@ -178,3 +178,23 @@ def test_a_tracking_server_is_pointed_at(capsys: pytest.CaptureFixture[str], mon
     record.mlflow.tracking_uri = "http://tracker:5000"
     show.ui(record)
     assert capsys.readouterr().out == "http://tracker:5000/#/experiments/7/runs/f00?workflowType=machine_learning\n"
+
+
+def test_stages_that_do_not_train_show_what_they_found_and_no_accuracy() -> None:
+    record = finished()
+    results = {"prompts": 4000.0, "kept": 3120.0, "pass_rate": 0.412}
+    record.stages.insert(0, StageRecord(name="rate", kind="difficulty", status="finished", steps_planned=None, results=results))
+    lines = text(record).splitlines()
+    # What it found, and its seconds. Mutation: all stages in the table of accuracies.
+    found, seconds = (line.split(None, 1)[1].strip() for line in lines if line.startswith("rate"))
+    assert found == "prompts 4,000, kept 3,120, pass rate 41.2 %"
+    assert set(seconds) == {"–", " "}
+    assert "rate: prompts 4,000, kept 3,120, pass rate 41.2 %" in show.note(record, "what it is")
+    assert "| rate |" not in show.note(record, "what it is")
+
+
+def test_stages_that_lay_ready_are_named_with_the_run_that_made_them() -> None:
+    record = finished()
+    assert "Lay ready" not in text(record)
+    record.stages[0].reused_from = "grpo_tiny-20261128-140312"
+    assert "rl (as in grpo_tiny-20261128-140312)" in " ".join(text(record).split())

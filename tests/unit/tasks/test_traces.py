@@ -43,6 +43,15 @@ def test_the_last_step_of_the_last_stage_is_meant(record: RunRecord) -> None:
     assert traces.load(record, None, 2).step == 2
 
 
+def test_a_stage_that_lay_ready_was_traced_by_the_run_that_made_it(record: RunRecord) -> None:
+    trace = saved("last", 3)
+    later = record.model_copy(update={"run": "grpo_tiny-20261130-140312"})
+    with pytest.raises(ValueError, match="has no traces yet"):
+        traces.load(later, None, None)
+    later.stages[2].reused_from = RUN
+    assert traces.load(later, "last", None) == trace
+
+
 def test_what_is_not_there_is_said_with_what_is(record: RunRecord) -> None:
     with pytest.raises(ValueError, match="has no traces yet; they are recorded by stages of kind rl"):
         traces.load(record, None, None)

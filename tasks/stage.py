@@ -1,0 +1,124 @@
+"""`python -m tasks.stage recipe=NAME stage=STAGE [key=value ...]`: one stage of a recipe by itself, where the stages before it lie ready.
+
+It leaves what `almanac run` would leave, in the same place, and is not run again where that lies ready. Prints the directory.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tasks import record, workspace
+from tasks.compose import compose
+from tasks.config import RecipeConfig
+from tasks.progress import Listener, Notice
+from tasks.record import RunRecord, StageRecord
+from tasks.run_lock import only_run
+from tasks.schemas import DataError
+from tasks.stage_config import DifficultyStageConfig, DropEasyStageConfig
+
+ARGUMENT = "stage="
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The command; bad input ends with its error on stderr and exit code 1."""
+    names = [argument.removeprefix(ARGUMENT) for argument in arguments if argument.startswith(ARGUMENT)]
+    workspace.quiet_environment()
+    try:
+        if len(names) != 1:
+            raise ValueError("say stage=NAME once, beside recipe=NAME")
+        config = compose([argument for argument in arguments if not argument.startswith(ARGUMENT)])
+        run = record.new_run_id(config.name)
+        with only_run(run):
+            done = after_others(config, names[0], run, lambda event: print(event.text, file=sys.stderr) if isinstance(event, Notice) else None)
+    except ValueError as error:
+        sys.exit(str(error))
+    print(done.output)
+
+
+def after_others(config: RecipeConfig, name: str, run: str, listener: Listener) -> StageRecord:
+    """A stage with what those before it have left, as part of a run that is about it. Returns its part of the record.
+
+    Raises:
+        ValueError: the recipe has no such stage, or one before it does not lie ready; names it.
+    """
+    if name not in config.stages:
+        raise ValueError(f"recipe {config.name} has no stage {name}; it has: {', '.join(config.stages)}")
+    return _run(config, list(config.stages)[: list(config.stages).index(name)], name, run, listener)
+
+
+def of_first_weights(config: RecipeConfig, name: str, run: str, listener: Listener) -> StageRecord:
+    """A stage as if it were the recipe's first, as part of a run that is about it alone. Returns its part of the record."""
+    return _run(config, [], name, run, listener)
+
+
+def _run(config: RecipeConfig, before: Sequence[str], name: str, run: str, listener: Listener) -> StageRecord:
+    from tasks import stages  # torch
+    from tasks.context import open_run
+
+    with open_run(config, run, listener, stages=[*before, name]) as context:
+        stages.create_model(context)
+        stages.prepare_data(context)
+        for earlier in before:
+            stages.run_stage(context, earlier, only_kept=True)
+        stages.run_stage(context, name)
+        return context.record.stage(name)
+
+
+def with_difficulty(config: RecipeConfig, name: str | None) -> tuple[RecipeConfig, str]:
+    """A recipe with a stage of kind difficulty that asks the training prompts, and that stage's name.
+
+    That is the stage `name`, else the recipe's first one; else one is added, which asks as the recipe's first RL stage does.
+
+    Raises:
+        ValueError: the recipe has no such stage, or it asks another stage's prompts, or there is no RL stage to go by.
+    """
+    rating = {key: stage for key, stage in config.stages.items() if isinstance(stage, DifficultyStageConfig)}
+    if name is None and not rating:
+        if not config.rl_stages():
+            raise ValueError(f"recipe {config.name} has no stage of kind difficulty or rl; add one: 'stages.difficulty={{kind: difficulty, ...}}'")
+        first = config.rl_stages()[0]
+        reward = first.reward.model_copy(update={"shuffle": False, "on_failure": "zero"})
+        caps = {"max_prompt_tokens": first.max_prompt_tokens, "max_response_tokens": first.max_response_tokens}
+        added = {"kind": "difficulty", **caps, "sampling": first.sampling.model_dump(), "reward": reward.model_dump()}
+        stages = {**config.model_dump()["stages"], "difficulty": added}
+        return RecipeConfig.model_validate(config.model_dump() | {"stages": stages}), "difficulty"
+    chosen = name or next(iter(rating))
+    if chosen not in rating:
+        raise ValueError(f"recipe {config.name} has no stage {chosen} of kind difficulty; it has: {', '.join(rating) or 'none'}")
+    if rating[chosen].prompts is not None:
+        key = f"stages.{chosen}.prompts"
+        raise ValueError(f"{key}={rating[chosen].prompts} is for a run of the whole recipe; ask the training prompts with {key}=null")
+    return config, chosen
+
+
+def drop_easy_of(found: RunRecord, settings: DropEasyStageConfig, target: Path) -> dict[str, float]:
+    """The prompts that the last stage of `settings.scores_of` was trained on in a run, without the easy ones, into the file `target`.
+
+    Returns what `drop_easy.filtered` says of it.
+
+    Raises:
+        ValueError: the run has no such stage of kind rl that has ended, or its files are not there any more.
+    """
+    from tasks import drop_easy
+    from tasks.prompt_files import PROMPTS
+    from tasks.replaying import configuration  # torch
+
+    config, ended = configuration(found), {entry.name: entry for entry in found.stages if entry.kind == "rl" and entry.output and entry.model}
+    for name in settings.scores_of:
+        if name not in ended:
+            raise ValueError(f"run {found.run} has no stage {name} of kind rl that has ended; it has: {', '.join(ended) or 'none'}")
+    last = config.stages[settings.scores_of[-1]]
+    assert last.kind == "rl"
+    if last.prompts is None:
+        source = workspace.data_directory(config.name) / "train.parquet"
+    else:
+        source = Path(found.stage(last.prompts).output or "") / PROMPTS
+    logs = [Path(ended[name].output or "") / drop_easy.SCORES for name in config.stages if name in settings.scores_of]
+    for file in (source, *logs):
+        if not file.is_file():
+            raise DataError(file, [f"is gone; run the recipe of {found.run} again"])
+    return drop_easy.filtered(source, logs, settings, target)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
