@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from engine.control.trace import Trace
 from engine.reshard.ledger import Ledger
@@ -108,7 +108,11 @@ class StageFinished:
 
     stage: str
     steps: int
+    """Done, which may be fewer than were planned."""
     seconds: float
+    ended_by: Literal["steps", "convergence"] = "steps"
+    why: str = ""
+    """The numbers that convergence was found by."""
 
 
 Event = (

@@ -46,7 +46,8 @@ def _length(stage: "StageConfig") -> list[str]:
     if stage.kind == "sft" and stage.epochs:
         return [f"{stage.epochs} epochs"]
     steps = planned_steps(stage)
-    return [] if steps is None else [f"{steps} steps"]
+    most = "at most " if stage.kind == "rl" and stage.ends.convergence else ""
+    return [] if steps is None else [f"{most}{steps} steps"]
 
 
 def show(arguments: argparse.Namespace) -> int:

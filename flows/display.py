@@ -120,8 +120,8 @@ class Display:
                     self._advance(line, done, "")
                 case PhaseFinished(phase=phase, result=result):
                     self._finish(self._lines[phase], result)
-                case StageFinished(stage=phase):
-                    self._finish(self._lines[phase], None)
+                case StageFinished(stage=phase, ended_by=ended_by):
+                    self._finish(self._lines[phase], "converged" if ended_by == "convergence" else None)
 
     def close(self, summary: RenderableType) -> None:
         """All is done; `summary` goes below the picture."""

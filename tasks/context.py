@@ -110,7 +110,8 @@ class RunContext:
                 if time.monotonic() - self._written > SECONDS_BETWEEN_WRITES:
                     self.save()
             case StageFinished(stage=stage, seconds=seconds):
-                self.record.stage(stage).seconds = seconds
+                entry = self.record.stage(stage)
+                entry.seconds, entry.ended_by, entry.ended_because = seconds, event.ended_by, event.why
                 self.save()
         self.listener(event)
 

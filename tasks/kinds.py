@@ -6,6 +6,7 @@ from pathlib import Path
 from engine.config import RLStageConfig
 from engine.events import StageFinished, StageStarted, StepFinished
 from engine.prompts import Prompt
+from engine.trainer.ends import CollapseError
 from engine.trainer.sft import train_sft
 from engine.trainer.sync import train_rl
 from tasks import data, difficulty, drop_easy
@@ -23,6 +24,7 @@ def run(context: RunContext, name: str, directory: Path) -> None:
 
     Raises:
         DataError: no prompt is left; names stage and key.
+        CollapseError: the policy has collapsed; its weights are exported as they are, and are not the run's.
     """
     stage = context.config.stages[name]
     RUNNERS[stage.kind](context, name, directory)
@@ -45,7 +47,15 @@ def _rl(context: RunContext, name: str, directory: Path) -> None:
     prompts = _asked(context, name, stage)
     drop_easy.begin_log(directory / drop_easy.SCORES)
     context.engine.trains()
-    train_rl(session, name, stage, prompts, context.config.seed, context.emit)
+    try:
+        train_rl(session, name, stage, prompts, context.config.seed, context.emit)
+    except CollapseError as error:
+        # With the run, for whoever looks into it: the stage has no output.
+        entry = context.record.stage(name)
+        entry.ended_by, entry.ended_because = "collapse", str(error)
+        entry.model = str(session.export(context.directory / "collapsed" / name / MODEL))
+        context.tracker.log_model(name, entry.steps, Path(entry.model))
+        raise
 
 
 def _difficulty(context: RunContext, name: str, directory: Path) -> None:

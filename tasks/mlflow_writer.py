@@ -147,6 +147,8 @@ class MLflowWriter:
             self._client.log_table(run_id, {column: [row[column] for row in rows] for column in rows[0]}, file)
 
     def _finish_stage(self, event: StageFinished, time_ms: int) -> None:
+        tags = {"almanac.ended_by": event.ended_by} | ({"almanac.ended_because": event.why} if event.why else {})
+        self._client.log_batch(self._stages[event.stage], tags=[RunTag(key, value) for key, value in tags.items()])
         self._client.set_terminated(self._stages[event.stage], "FINISHED", time_ms)
 
     def _log_reused(self, event: StageReused, time_ms: int) -> None:

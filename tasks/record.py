@@ -61,6 +61,10 @@ class StageRecord(Recorded):
     """None until a stage of so many epochs has begun, or one that does not train."""
     steps: int = 0
     """Steps done."""
+    ended_by: Literal["steps", "convergence", "collapse"] | None = None
+    """None before the end, and where an error was the end."""
+    ended_because: str = ""
+    """The numbers, where it was not the number of steps."""
     samples_per_prompt: int | None = None
     """k of avg@k."""
     confidence: float | None = None

@@ -35,6 +35,7 @@ def summary(record: RunRecord) -> dict[str, Any]:
 def table(record: RunRecord) -> RenderableType:
     """The end of a run on the terminal, 100 columns or fewer: accuracies, seconds, what synchronisations moved, and how to look further."""
     parts: list[RenderableType] = [_headline(record), "", _accuracies(record)]
+    parts += [Text(f"{stage.name} converged after step {stage.steps}: {stage.ended_because}", "dim") for stage in record.stages if _converged(stage)]
     if reused := [f"{stage.name} (as in {stage.reused_from})" for stage in record.stages if stage.reused_from]:
         parts += ["", Text(f"Lay ready and were not run again: {', '.join(reused)}; --fresh makes them anew", "dim")]
     if any(stage.results for stage in record.stages):
@@ -58,7 +59,7 @@ def note(record: RunRecord, description: str) -> str:
     for stage in _trained(record):
         cells = [
             stage.name,
-            f"{stage.steps} of {stage.steps_planned or '?'}",
+            f"{stage.steps} of {stage.steps_planned or '?'}" + (", converged" if _converged(stage) else ""),
             _percent(stage.accuracy_before, stage.interval_before),
             _percent(stage.accuracy_after, stage.interval),
             _gain(stage),
@@ -82,6 +83,10 @@ def _headline(record: RunRecord) -> Text:
 
 def _trained(record: RunRecord) -> list[StageRecord]:
     return [stage for stage in record.stages if KINDS[stage.kind].trains]
+
+
+def _converged(stage: StageRecord) -> bool:
+    return stage.ended_by == "convergence"
 
 
 def _average(record: RunRecord) -> str:

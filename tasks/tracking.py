@@ -25,7 +25,7 @@ from tasks.failure import reason
 from tasks.journal import DatasetUsed, EvaluationFinished, FileSaved, LoggedEvent, ModelSaved, RunFinished, RunStarted, StageReused
 from tasks.mlflow_writer import MLflowWriter
 from tasks.record import RunRecord
-from tasks.stage_config import kind_of, planned_steps
+from tasks.stage_config import kind_of
 from tasks.tracker_location import check_writable, experiment_name, tracking_uri
 
 if TYPE_CHECKING:  # it imports torch
@@ -61,6 +61,7 @@ class Tracker:
         self._failure: str | None = None
         self._refused: list[str] = []
         self._trained_steps = 0
+        self._newest_trace: Trace | None = None
         self._monitor: Any = None
 
     def __enter__(self) -> Self:
@@ -132,7 +133,7 @@ class Tracker:
             return f"{waiting + len(self._refused)} records are not in MLflow ({self._writer.uri}): {reason}. All are in {self.events_file}"
 
     def emit(self, event: Event) -> None:
-        """Takes an event of the engine. When a stage ends its pictures are drawn."""
+        """Takes an event of the engine. When a stage ends its pictures are drawn, and its last step can be looked at."""
         if isinstance(event, StepTraced):
             self._save_trace(event.trace)
             return
@@ -142,6 +143,9 @@ class Tracker:
             self._trained_steps += 1
         self._log(event)
         if isinstance(event, StageFinished):
+            if self._newest_trace is not None and self._newest_trace.step != 1:
+                self._show_trace(self._newest_trace)
+            self._newest_trace = None
             self._draw(plots.stage_figures(journal.read_events(self.events_file), event.stage), event.stage)
 
     def log_dataset(self, name: str, digest: str, rows: int, context: str, source: str, used_by: Sequence[str] = ()) -> None:
@@ -187,11 +191,15 @@ class Tracker:
         return [rows[index * len(rows) // count] for index in range(count)]
 
     def _save_trace(self, trace: Trace) -> None:
-        """Every step's as JSON, and the first and the last step's to be looked at."""
+        """Every step's as JSON, and the first and the last step's to be looked at. Which is the last is known when the stage has ended."""
         traces.save(self.record.run, trace)
-        if trace.step in (1, planned_steps(self.config.stages[trace.stage])):
-            for path in traces.write(trace, self.events_file.parent / "traces" / trace.stage):
-                self._log(FileSaved(stage=trace.stage, file=str(path), folder="traces"))
+        self._newest_trace = trace
+        if trace.step == 1:
+            self._show_trace(trace)
+
+    def _show_trace(self, trace: Trace) -> None:
+        for path in traces.write(trace, self.events_file.parent / "traces" / trace.stage):
+            self._log(FileSaved(stage=trace.stage, file=str(path), folder="traces"))
 
     def _draw(self, figures: Mapping[str, Any], stage: str | None) -> None:
         directory = self.events_file.parent / "plots" / (stage or "")

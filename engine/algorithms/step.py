@@ -3,7 +3,8 @@
 Estimators and losses may be somebody's own: what they give is looked at here, before it becomes a gradient.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -144,7 +145,7 @@ def measure(batch: Batch) -> Statistics:
     """What a step's samples were like, all that were drawn: rewards, lengths, groups without signal, the mean score of every annotator.
 
     Args:
-        batch: response_mask [B, T]; prompt, reward, response_tokens, finished [B]; what `reward_statistics` reads.
+        batch: response_mask [B, T]; prompt, reward, response_tokens, finished [B]; the object response; what `reward_statistics` reads.
     """
     columns, statistics = batch.tensors, Statistics()
     rewards, lengths, finished = columns["reward"], columns["response_tokens"], columns["finished"]
@@ -156,10 +157,19 @@ def measure(batch: Batch) -> Statistics:
     statistics.add("response/truncated_fraction", Mean.of((~finished).double().tolist()))
     statistics.update(group_statistics(rewards, columns["prompt"], columns["response_mask"].any(dim=1)))
     statistics.update(reward_statistics(batch))
+    if (responses := batch.objects.get("response")) is not None:
+        statistics.add("response/duplicate_share", Mean.of(duplicates(columns["prompt"].tolist(), responses)))
     for name, column in columns.items():
         if name.endswith("/score") and column.dim() == 1:
             statistics.add(f"reward/{name.removesuffix('/score')}_mean", Mean(float(column.double().sum()), len(column)))
     return statistics
+
+
+def duplicates(prompts: Sequence[int], responses: Sequence[str]) -> list[bool]:
+    """Of each sample whether another one of the same prompt has the same text."""
+    samples = list(zip(prompts, responses, strict=True))
+    times = Counter(samples)
+    return [times[sample] > 1 for sample in samples]
 
 
 def measure_trained(batch: Batch, config: AlgorithmConfig) -> Statistics:

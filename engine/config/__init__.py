@@ -20,6 +20,7 @@ from engine.config.advantage import (
 )
 from engine.config.algorithm import AlgorithmConfig, CriticConfig
 from engine.config.base import Fraction, Name, Positive, Settings
+from engine.config.ends import CollapseConfig, ConvergenceConfig, EndsConfig
 from engine.config.entropy import AdaptiveEntropyConfig, EntropyConfig
 from engine.config.groups import DropGroups, FilterGroups, GroupsConfig, KeepGroups, RescueConfig, SubstituteGroups
 from engine.config.kl import AdaptiveKLConfig, KLConfig
@@ -57,9 +58,12 @@ __all__ = [
     "ArchitectureConfig",
     "CISPOLossConfig",
     "ClipCovLossConfig",
+    "CollapseConfig",
+    "ConvergenceConfig",
     "CriticConfig",
     "DPPOLossConfig",
     "DropGroups",
+    "EndsConfig",
     "EngineConfig",
     "EntropyConfig",
     "EvaluationConfig",

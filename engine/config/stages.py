@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from engine.config.algorithm import AlgorithmConfig
 from engine.config.base import Name, Positive, Settings
+from engine.config.ends import EndsConfig
 from engine.config.groups import FilterGroups, GroupsConfig, KeepGroups, RescueConfig
 from engine.config.resources import ResourcesConfig
 from engine.config.reward import AnnotatorConfig, RewardConfig
@@ -68,7 +69,8 @@ class RLStageConfig(Settings):
 
     kind: Literal["rl"]
     steps: Positive
-    """Rollout batches; each is followed by its updates and a synchronisation."""
+    """Rollout batches; each is followed by its updates and a synchronisation. With `ends` it is the most that the stage does."""
+    ends: EndsConfig = EndsConfig()
     prompts_per_step: Positive
     samples_per_prompt: Annotated[int, Field(ge=2)] = 8
     updates_per_step: Positive = 1
@@ -91,13 +93,26 @@ class RLStageConfig(Settings):
     samples_table_every_steps: Positive = 20
     """How often some of a step's generations are recorded as a table; the first and the last step always are."""
     keep_calls_every_steps: Positive | None = None
-    """How often a step's calls are kept with the state that they began with, for `almanac replay`; the first and the last step are then kept too.
-    A kept step takes as much disk as the trained weights and their optimizer. null keeps none."""
+    """How often a step's calls are kept with the state that they began with, for `almanac replay`; the first and the last planned step are then kept
+    too. A kept step takes as much disk as the trained weights and their optimizer. null keeps none."""
 
     @model_validator(mode="after")
     def _updates_divide(self) -> Self:
         if self.prompts_per_step % self.updates_per_step:
             raise ValueError(f"prompts_per_step ({self.prompts_per_step}) must be a multiple of updates_per_step ({self.updates_per_step})")
+        return self
+
+    @model_validator(mode="after")
+    def _ends_can_come(self) -> Self:
+        if (convergence := self.ends.convergence) is not None:
+            needed = max(convergence.min_steps, convergence.window_steps)
+            if needed >= self.steps:
+                raise ValueError(
+                    f"ends.convergence looks at nothing before step {needed} (min_steps={convergence.min_steps}, window_steps="
+                    f"{convergence.window_steps}), and the stage ends by steps={self.steps} anyway; lower them, or leave ends.convergence out"
+                )
+        if (collapse := self.ends.collapse) is not None and collapse.patience_steps > self.steps:
+            raise ValueError(f"ends.collapse.patience_steps ({collapse.patience_steps}) is more than steps ({self.steps}), so that it finds nothing")
         return self
 
     @model_validator(mode="after")

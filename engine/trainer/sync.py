@@ -13,6 +13,7 @@ from engine.events import Emit, PromptsScored, SamplesGenerated, StageFinished, 
 from engine.metrics import Statistics, merge
 from engine.prompts import Prompt, PromptSampler
 from engine.reshard.ledger import Ledger
+from engine.trainer.ends import CollapseError, End, ended, progress
 from engine.trainer.generation import Drawn, Generation
 from engine.trainer.replay import STATE, step_directory
 from engine.trainer.samples import sample_rows
@@ -56,7 +57,7 @@ class SyncTrainer:
     emit: Emit
 
     def run(self) -> None:
-        """All steps of the stage. The policy starts as it is, with a fresh optimizer."""
+        """All steps of the stage, or fewer where `ends` says so. The policy starts as it is, with a fresh optimizer."""
         config, recorder, started = self.config, self.session.recorder, time.perf_counter()
         self.emit(StageStarted(stage=self.stage, kind="rl", steps=config.steps))
         key = "prompts_per_step" if config.prompts_per_generation == config.prompts_per_step else "groups.prompts_per_generation"
@@ -64,14 +65,22 @@ class SyncTrainer:
         generation = Generation(self.session, self.stage, config, self.seed, sampler)
         self.session.load_prompts(self.stage, self.prompts)
         self.session.begin_stage(config)
-        for step in range(1, config.steps + 1):
+        history: list[dict[str, float]] = []
+        end: End | None = None
+        while end is None:
+            step = len(history) + 1
             self._reset_reference(step)
             recorder.begin(self.stage, step, self._keep(step))
             metrics, samples = self.step(step, generation)
+            history.append(metrics)
+            end = ended(history, config)
             self.emit(StepTraced(trace=recorder.finish()))
-            self._show(step, samples)
-            self.emit(StepFinished(stage=self.stage, step=step, metrics=metrics))
-        self.emit(StageFinished(stage=self.stage, steps=config.steps, seconds=time.perf_counter() - started))
+            self._show(step, samples, last=end is not None)
+            self.emit(StepFinished(stage=self.stage, step=step, metrics=metrics | progress(history, config)))
+        if end.by == "collapse":
+            raise CollapseError(f"stage {self.stage} has collapsed, and was stopped after step {len(history)} of {config.steps}: {end.why}")
+        seconds = time.perf_counter() - started
+        self.emit(StageFinished(stage=self.stage, steps=len(history), seconds=seconds, ended_by=end.by, why=end.why))
 
     def step(self, step: int, generation: Generation) -> tuple[dict[str, float], Joined]:
         """One rollout batch, its updates and the synchronisation. Returns the step's metrics, and its samples where they lie.
@@ -184,13 +193,16 @@ class SyncTrainer:
         means, counts = [visit.outcome for visit in found], [visit.samples for visit in found]
         self.emit(PromptsScored(stage=self.stage, step=step, prompts=ids, outcomes=means, samples=counts))
 
-    def _show(self, step: int, samples: Joined) -> None:
+    def _show(self, step: int, samples: Joined, *, last: bool) -> None:
         """Fetches the texts of some steps for people to read; the loop itself never sees them."""
-        if step in (1, self.config.steps) or step % self.config.samples_table_every_steps == 0:
+        if step == 1 or last or step % self.config.samples_table_every_steps == 0:
             rows = sample_rows(f"{self.stage}/{step}", samples.get(), self.prompts)
             self.emit(SamplesGenerated(stage=self.stage, step=step, rows=rows))
 
 
 def train_rl(session: Session, stage: str, config: RLStageConfig, prompts: Sequence[Prompt], seed: int, emit: Emit) -> None:
-    """Runs one RL stage on the session's policy. Raises what workers and rewards raise; a stage that returns did its last step."""
+    """Runs one RL stage on the session's policy. Raises what workers and rewards raise; a stage that returns did its last step, or has converged.
+
+    `CollapseError` where the policy has collapsed; the session then holds its weights as they are.
+    """
     SyncTrainer(session, stage, config, prompts, seed, emit).run()

@@ -86,6 +86,17 @@ def test_a_run_that_ends_is_finished() -> None:
     assert told[-3:] == [("display", PhaseStarted(phase=FINISH)), ("tracker closed", None), ("display", PhaseFinished(phase=FINISH))]
 
 
+def test_a_stage_that_converged_is_finished_with_the_steps_that_it_did() -> None:
+    def body(opened: RunContext) -> None:
+        opened.emit(StageStarted(stage="rl", kind="rl", steps=9))
+        opened.emit(step(1))
+        opened.emit(StageFinished(stage="rl", steps=1, seconds=4.0, ended_by="convergence", why="nothing grew"))
+
+    run(body)
+    stage = record.load(RUN).stage("rl")
+    assert (stage.steps, stage.steps_planned, stage.ended_by, stage.ended_because) == (1, 9, "convergence", "nothing grew")
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

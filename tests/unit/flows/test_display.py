@@ -40,6 +40,18 @@ def steps(display: Display, clock: Clock, stage: str, count: int, seconds: float
         display.show(StepFinished(stage=stage, step=step, metrics={name.replace("__", "/"): value for name, value in metrics.items()}))
 
 
+def test_a_stage_that_converges_is_done_before_its_last_step() -> None:
+    # Mutation: the count jumps to the planned number.
+    display, clock, _ = make()
+    display.show(StageStarted(stage="rl", kind="rl", steps=400))
+    steps(display, clock, "rl", 137, 1.0, reward__mean=0.5)
+    display.show(StageFinished(stage="rl", steps=137, seconds=137.0, ended_by="convergence", why="nothing grew"))
+    shown = lines(display)[1 + PHASES.index("rl")]
+    assert shown.startswith("✓")
+    assert "137/400" in shown
+    assert "converged" in shown
+
+
 @pytest.mark.parametrize("width", [80, 100])
 def test_every_planned_phase_has_one_line_that_fits(width: int) -> None:
     # Mutation: a wider bar or an uncut note breaks lines at 80 columns.

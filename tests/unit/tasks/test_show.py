@@ -131,6 +131,18 @@ def test_stages_without_synchronisations_have_no_line_for_them() -> None:
     assert "Weights" not in text(record)
 
 
+def test_a_stage_that_converged_says_after_which_step() -> None:
+    # Mutation: 137/120 or 120/120 in the tables.
+    record = finished()
+    record.stages[0].steps, record.stages[0].steps_planned = 137, 400
+    record.stages[0].ended_by, record.stages[0].ended_because = "convergence", "over the last 60 steps nothing grew"
+    assert "137/400" in text(record)
+    assert "rl converged after step 137: over the last 60 steps nothing grew" in text(record)
+    assert "| 137 of 400, converged |" in show.note(record, "a recipe")
+    record.stages[0].ended_by = "steps"
+    assert "converged" not in text(record) + show.note(record, "a recipe")
+
+
 @pytest.mark.parametrize(("count", "said"), [(0, "0 B"), (999, "999 B"), (1000, "1.000 kB"), (16_382_000_000, "16.382 GB")])
 def test_sizes_are_in_units_of_a_thousand(count: int, said: str) -> None:
     assert show.size(count) == said
