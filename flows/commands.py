@@ -161,9 +161,8 @@ def difficulty(arguments: argparse.Namespace) -> int:
         told = {"model": arguments.model, "recipe": config.name, "stage": found.name, **found.results, "prompts_by_right_samples": counts}
         print(json.dumps({**told, "output": found.output}, indent=2))
         return 0
-    title = f"{sum(counts)} prompts by how many of {len(counts) - 1} samples are right"
-    table = Table(box=None, padding=(0, 3, 0, 0), title=title, title_justify="left")
-    for heading in ("right", "prompts", "share"):
+    table = Table(box=None, padding=(0, 3, 0, 0))
+    for heading in (f"right of {len(counts) - 1}", "prompts", "share"):
         table.add_column(heading, justify="right")
     for right, count in enumerate(counts):
         table.add_row(str(right), f"{count:,}", f"{100 * count / sum(counts):.1f} %")

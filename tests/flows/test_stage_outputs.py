@@ -32,7 +32,6 @@ SETTINGS = [
     *(setting for setting in SMALL if not setting.startswith("resources=")),
     "resources=one_cpu",
     "data.chain_sum.train_rows=30",
-    "stages.sft.steps=40",
     RATE,
     "stages.second={kind: rl, prompts: rate, steps: 3, prompts_per_step: 4, samples_per_prompt: 4, keep_calls_every_steps: 1, "
     f"{CAPS}, {REWARD}, training: {{optimizer: {{learning_rate: 1e-3}}}}}}",
@@ -148,7 +147,7 @@ def runs(_root: None) -> Runs:
 def test_a_run_goes_on_with_the_stage_that_another_was_broken_off_in(runs: Runs) -> None:
     # Mutation: output.json written first; `rate` would be taken half-made.
     assert runs.rating.reused() == []
-    assert [len(runs.rating.steps(stage)) for stage in ("sft", "rl", "rate", "second")] == [40, 2, 2, 0]
+    assert [len(runs.rating.steps(stage)) for stage in ("sft", "rl", "rate", "second")] == [100, 2, 2, 0]
     assert runs.training.reused() == ["sft", "rl"]
     assert [event.step for event in runs.training.steps("rate")] == [3]
     assert runs.ended.reused() == ["sft", "rl", "rate"]
@@ -185,7 +184,7 @@ def test_what_lies_ready_is_not_made_again_and_its_numbers_are_kept(runs: Runs) 
     assert said == [f"as in {runs.ended.run}"]
     events = journal.read_events(workspace.run_directory(runs.again.run) / "events.jsonl")
     # The axis of evaluations counts the steps that were made before, whoever made them. Mutation: count those of this run only.
-    assert [event.trained_steps for event in events if isinstance(event, journal.EvaluationFinished)] == [0, 40, 42, 45]
+    assert [event.trained_steps for event in events if isinstance(event, journal.EvaluationFinished)] == [0, 100, 102, 105]
 
 
 def test_the_log_holds_what_every_prompt_scored_at_every_visit(runs: Runs) -> None:
