@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(DEVICE)
 RECIPE ?= grpo_tiny
 
-.PHONY: help setup run test test-unit test-parity test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-formulas bench-memory bench-packing bench-reshard lock clean
+.PHONY: help setup run test test-unit test-parity test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-formulas bench-memory bench-nightly bench-packing bench-regressions bench-reshard lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -68,8 +68,14 @@ bench-formulas: $(READY)  ## every estimator and loss beside verl's, on 4,096 sa
 bench-memory: $(READY)  ## memory of log-probs, all logits at once beside in parts, some minutes
 	$(BIN)/python bench/memory.py
 
+bench-nightly: $(READY)  ## false alarms and power of the nightly test, simulated, some minutes
+	$(BIN)/python bench/nightly.py
+
 bench-packing: $(READY)  ## training without padding beside padded, and the balance of ranks, some minutes
 	$(BIN)/python bench/packing.py
+
+bench-regressions: $(READY)  ## planted regressions, night after night until they are found, hours
+	$(BIN)/python bench/regressions.py
 
 bench-reshard: $(READY)  ## ways to synchronise weights beside each other, bytes and seconds, an hour
 	$(BIN)/python bench/reshard.py

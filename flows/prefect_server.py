@@ -1,5 +1,6 @@
 """Prefect's temporary server, for runs without PREFECT_API_URL."""
 
+import os
 import signal
 import subprocess
 
@@ -27,3 +28,8 @@ def start_server() -> None:
         # Prefect stops its server when this process ends in order. When it is killed, the pipe breaks all the same.
         follow = f"cat > /dev/null; kill {server.pid} 2> /dev/null"
         _followers.append(subprocess.Popen(["sh", "-c", follow], stdin=subprocess.PIPE, start_new_session=True))
+
+
+def address() -> str:
+    """Of the server that this process reports to, once it is started: for processes that are to report there too."""
+    return os.environ.get("PREFECT_API_URL") or SubprocessASGIServer().api_url

@@ -175,7 +175,8 @@ def _begin_anew(config: DictConfig, override: Override) -> None:
 
 
 def _groups() -> list[str]:
-    return sorted(path.name for path in conf_directory().iterdir() if path.is_dir())
+    # Not conf/reference, which holds JSON.
+    return sorted({path.parent.name for path in conf_directory().glob("*/*.yaml")})
 
 
 def _is_swap(override: Override) -> bool:

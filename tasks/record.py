@@ -11,6 +11,7 @@ import platform
 import subprocess
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -252,6 +253,15 @@ def run_ids() -> list[str]:
     return [file.parent.name for file in reversed(files)]
 
 
+def loadable() -> dict[str, RunRecord]:
+    """All records by id, newest first; those that this version cannot read are left out."""
+    found = {}
+    for run in run_ids():
+        with suppress(ValueError):
+            found[run] = load(run)
+    return found
+
+
 def _started(run: str) -> str:
     """The time inside a run id (`RECIPE-DATE-TIME[-COUNT]`), which orders runs without their records being read."""
     digits = [part for part in run.split("-") if part.isdigit() and len(part) in (6, 8)]
@@ -278,9 +288,9 @@ def lineage(config: RecipeConfig, *, dataset_digests: Mapping[str, str] | None =
         dataset_digests: digest of each split by its name.
         base_model_digest: digest of the first weights.
     """
-    status = _git("status", "--porcelain")
+    status = git("status", "--porcelain")
     return Lineage(
-        commit=_git("rev-parse", "HEAD"),
+        commit=commit(),
         uncommitted=None if status is None else bool(status),
         configuration_digest=config.digest(),
         dataset_digests=dict(dataset_digests or {}),
@@ -291,7 +301,12 @@ def lineage(config: RecipeConfig, *, dataset_digests: Mapping[str, str] | None =
     )
 
 
-def _git(*arguments: str) -> str | None:
+def commit() -> str | None:
+    """Git commit of the code; None where that is not known."""
+    return git("rev-parse", "HEAD")
+
+
+def git(*arguments: str) -> str | None:
     """What git prints about the checkout; None without git, or where the code is no git checkout."""
     try:
         answer = subprocess.run(["git", "-C", str(workspace.checkout()), *arguments], capture_output=True, text=True, timeout=30, check=True)

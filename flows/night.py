@@ -1,0 +1,59 @@
+"""What stands around the nightly flow when a person or a scheduler starts it from a terminal."""
+
+import os
+from collections.abc import Sequence
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from flows.nightly_plan import planned
+from flows.run import observed
+from tasks import nights
+from tasks.nights import NightRecord
+from tasks.progress import START_PREFECT, Notice, PhaseFinished, PhaseStarted
+
+COLOURS = {"worse": "bold red", "better": "green", "within": "", "insufficient": "yellow"}
+
+
+def night(names: Sequence[str], budget_seconds: float) -> int:
+    """A whole night. Returns 0 only if nothing is worse.
+
+    Args:
+        names: of references.
+        budget_seconds: of all runs together.
+
+    Raises:
+        ConfigurationError: a recipe cannot be run or judged; all that is wrong with any of them.
+    """
+    name, seed = nights.new_night()
+    recipes, warnings = planned(names, seed, budget_seconds)
+    with observed(nights.directory(name) / "almanac.log", f"night {name}", [START_PREFECT, *names]) as display:
+        for warning in warnings:
+            display.show(Notice(text=warning))
+        display.show(PhaseStarted(phase=START_PREFECT))
+        from flows.nightly import nightly
+        from flows.prefect_server import address, start_server
+
+        start_server()
+        display.show(PhaseFinished(phase=START_PREFECT, result=address()))
+        record, page = nightly(name, recipes, budget_seconds, display.show)
+        display.close(Group(_table(record), "", f"report: {os.path.relpath(page)}"))
+    return 1 if record.worse else 0
+
+
+def _table(record: NightRecord) -> Table:
+    """A line for each recipe, and one for each of its metrics that is worse."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("recipe", "verdict", "run", "what"):
+        table.add_column(column)
+    for recipe in record.recipes:
+        worse = [
+            f"{verdict.stage} {verdict.metric} ({verdict.statistic} {verdict.statistic_deviation:+.1f} sd)"
+            for verdict in recipe.verdicts
+            if verdict.verdict == "worse"
+        ]
+        table.add_row(
+            recipe.name, Text(recipe.word, COLOURS[recipe.word]), recipe.outcome, "\n".join([*([recipe.reason] if recipe.reason else []), *worse])
+        )
+    return table

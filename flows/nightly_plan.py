@@ -1,0 +1,63 @@
+"""What a night will run: everything that can be known of its recipes before anything starts."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flows.run import checked
+from tasks import reference
+from tasks.check import did_you_mean
+from tasks.compose import choices, compose
+from tasks.config import RecipeConfig
+from tasks.problems import ConfigurationError, Problem
+from tasks.reference import Reference
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A recipe of the night."""
+
+    reference: Reference
+    config: RecipeConfig
+    """With the night's seed."""
+    overrides: Sequence[str]
+    """What gives it."""
+
+
+def planned(names: Sequence[str], seed: int, budget_seconds: float) -> tuple[list[Planned], list[str]]:
+    """The recipes of the references `names`, and what a person should be warned of.
+
+    Raises:
+        ConfigurationError: all that is wrong with any of them.
+    """
+    problems = [Problem("--budget-seconds", f"{budget_seconds:g} leaves no time; give a number above 0")] if not budget_seconds > 0 else []
+    problems += [Problem(name, "is named more than once") for name in dict.fromkeys(names) if names.count(name) > 1]
+    found, warnings = [], []
+    for name in dict.fromkeys(names):
+        try:
+            one = _planned(name, seed)
+            found.append(one)
+            warnings += [f"{name}: {warning}" for warning in checked(one.config)]
+        except ConfigurationError as error:
+            problems += [problem if problem.key == name else Problem(f"{name}: {problem.key}", problem.text) for problem in error.problems]
+        except ValueError as error:
+            problems.append(Problem(name, str(error)))
+    if problems:
+        raise ConfigurationError(problems)
+    return found, warnings
+
+
+def _planned(name: str, seed: int) -> Planned:
+    known, recipes = reference.known(), choices("recipe")
+    if name not in known:
+        there_are = f"there are: {', '.join(known)}" if known else "there is none yet"
+        if name in recipes:
+            raise ConfigurationError(
+                [Problem(name, f"the recipe has no reference ({there_are}); `{shlex.join(['almanac', 'reference', 'make', name])}` makes one")]
+            )
+        raise ConfigurationError([Problem(name, f"neither a reference nor a recipe{did_you_mean(name, [*known, *recipes])}; {there_are}")])
+    found = reference.load(name)
+    overrides = [f"recipe={found.recipe}", *found.overrides, f"seed={seed}"]
+    config = compose(overrides)
+    reference.check(found, config)
+    return Planned(found, config, overrides)

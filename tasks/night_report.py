@@ -1,0 +1,115 @@
+"""A night as one page of HTML, to be opened from a file, sent by mail or printed. Nothing is loaded from elsewhere."""
+
+import math
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from tasks import nights
+from tasks.comparison import JUDGED, Verdict
+from tasks.night_changes import changes
+from tasks.night_charts import BAND, chart
+from tasks.nights import NightRecord, RecipeNight
+from tasks.record import StageRecord
+from tasks.reference import Reference
+
+WORDS = ("worse", "insufficient", "better", "within")
+SPEAKS = {"value": "value", "mean": "mean of the curve", "end": "last quarter", "peak": "a part of the curve", "noise": "noise between steps"}
+
+
+def to_html(night: NightRecord, references: Sequence[Reference]) -> str:
+    """The page, as text.
+
+    Args:
+        night: whose directory holds what the code had beyond its commit.
+        references: of its recipes, in their order.
+    """
+    environment = Environment(
+        loader=PackageLoader("tasks", "pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"number": _number, "seconds": _seconds, "percent": _percent, "short": lambda text: (text or "unknown")[:12]}
+    style = "".join(
+        resources.files(package).joinpath(name).read_text() for package, name in (("engine.control", "trace_page.css"), ("tasks.pages", "night.css"))
+    )
+    words = [recipe.word for recipe in night.recipes]
+    return environment.get_template("night.html").render(
+        night=night,
+        style=style,
+        word=next(word for word in WORDS if word in words),
+        recipes=[_shown(night, recipe, known) for recipe, known in zip(night.recipes, references, strict=True)],
+        seconds=sum(recipe.seconds for recipe in night.recipes),
+        band=f"{BAND:g}",
+    )
+
+
+def _shown(night: NightRecord, recipe: RecipeNight, known: Reference) -> dict[str, Any]:
+    """What the page says of one recipe."""
+    stages = list(dict.fromkeys(verdict.stage for verdict in recipe.verdicts))
+    counts = {word: sum(verdict.verdict == word for verdict in recipe.verdicts) for word in WORDS}
+    return {
+        "night": recipe,
+        "reference": known,
+        "counts": {word: count for word, count in counts.items() if count},
+        "worst": sorted((v for v in recipe.verdicts if v.verdict == "worse"), key=lambda v: v.p),
+        "rows": {stage: [_row(verdict) for verdict in recipe.verdicts if verdict.stage == stage] for stage in stages},
+        "curves": {stage: curves for stage in stages if (curves := _curves(recipe, known, stage))},
+        "stages": [_stage(stage, known) for stage in recipe.stages],
+        "cost": _cost(recipe, known),
+        "changes": changes(night, recipe),
+        "expected": nights.expected_seconds(known),
+        "before": len(nights.past(recipe.name, recipe.reference_digest, before=night.night)),
+    }
+
+
+def _row(verdict: Verdict) -> dict[str, Any]:
+    low, high = verdict.limits
+    limits = [f"{sign} {_number(limit)}" for sign, limit in (("<", low), (">", high)) if math.isfinite(limit)]
+    over = "" if verdict.nights <= 1 else f", mean of {verdict.nights} nights"
+    said = f"{SPEAKS[verdict.statistic]}{over}: {verdict.statistic_deviation:+.1f} sd" if verdict.statistic else "nothing to test"
+    return {"verdict": verdict, "good": JUDGED[verdict.metric].good, "limits": " or ".join(limits) or "-", "said": said}
+
+
+def _curves(recipe: RecipeNight, known: Reference, stage: str) -> list[dict[str, Any]]:
+    found = []
+    for verdict in recipe.verdicts:
+        metric = known.stages[stage].metrics.get(verdict.metric) if verdict.stage == stage else None
+        if metric is not None and len(metric.mean) > 1:
+            now = recipe.summary.get(stage, {}).get(verdict.metric)
+            found.append({"verdict": verdict, "svg": chart(metric, now, known.stages[stage].steps, verdict.verdict)})
+    return found
+
+
+def _stage(stage: StageRecord, known: Reference) -> dict[str, Any]:
+    there = known.stages[stage.name].metrics.get("accuracy/average") if stage.name in known.stages else None
+    return {"record": stage, "accuracy": there and there.mean[0], "spread": there and there.spread[0]}
+
+
+def _cost(recipe: RecipeNight, known: Reference) -> list[dict[str, Any]]:
+    """Seconds by stage and phase, tonight's beside the reference's."""
+    rows = []
+    for stage in recipe.stages:
+        before = known.stages[stage.name].seconds_by_phase if stage.name in known.stages else {}
+        for phase in dict.fromkeys([*before, *stage.seconds_by_phase]):
+            now, then = stage.seconds_by_phase.get(phase), before.get(phase)
+            rows.append({"stage": stage.name, "phase": phase, "now": now, "then": then, "ratio": now / then if now is not None and then else None})
+    return rows
+
+
+def _number(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "-"
+    if math.isinf(value):
+        return "not finite"
+    return f"{value:.4g}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return "-"
+    return f"{value:.1f} s" if value < 100 else f"{value:,.0f} s"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None or math.isnan(value) else f"{100 * value:.1f} %"

@@ -1,0 +1,92 @@
+"""Nights on the real parts: the command, Prefect, and runs in processes of their own. The references are of runs that never ran."""
+
+import json
+import os
+from pathlib import Path
+from unittest import mock
+
+import psutil
+import pytest
+from small_recipe import SMALL, Almanac
+from synthetic_runs import synthetic_run
+
+from tasks import reference
+from tasks.compose import compose
+
+WIDE = 3.0
+"""Seeds of such a spread that whatever the small recipe learns lies between them."""
+
+
+def store(almanac: Almanac, name: str, *overrides: str, spread: float = WIDE, seconds: float = 1.0) -> list[str]:
+    """Writes a reference of the small recipe; returns its overrides."""
+    settings = [*SMALL[1:], f"name={name}", *overrides]
+    config = compose([SMALL[0], *settings])
+    with mock.patch.dict(os.environ, {"ALMANAC_ROOT": str(almanac.root)}):
+        seeded = [config.model_copy(update={"seed": seed}) for seed in range(1, 7)]
+        runs = [synthetic_run(one, f"{name}-20261101-0000{one.seed:02}", spread=spread) for one in seeded]
+        reference.write(reference.build(config, "grpo_tiny", settings, runs).model_copy(update={"seconds": seconds}))
+    return settings
+
+
+def verdict(almanac: Almanac) -> dict:
+    (path,) = (almanac.root / ".work" / "nightly").glob("*/verdict.json")
+    assert (path.parent / "report.html").stat().st_size > 10_000
+    return json.loads(path.read_text())
+
+
+@pytest.fixture
+def almanac(tmp_path: Path) -> Almanac:
+    return Almanac(tmp_path)
+
+
+def test_a_night_runs_its_recipes_and_judges_them(almanac: Almanac) -> None:
+    """Mutation: judge before the run ended, or give the run the reference's seed; or let a recipe that was not started count as worse."""
+    store(almanac, "small")
+    store(almanac, "endless", seconds=1e6)
+    done = almanac("nightly", "small", "endless", "--budget-seconds", "480")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = verdict(almanac)
+    small, endless = found["recipes"]
+    assert (small["outcome"], endless["outcome"]) == ("finished", "not started")
+    assert "1000000 s" in endless["reason"]
+    words = {(one["stage"], one["metric"]): one["verdict"] for one in small["verdicts"]}
+    assert set(words.values()) == {"within"}, words
+    assert {("sft", "sft/loss"), ("rl", "reward/mean"), ("rl", "accuracy/average"), ("base", "accuracy/average")} <= set(words)
+    # Two steps are two windows; nothing of tonight is the reference's.
+    assert len(small["summary"]["rl"]["reward/mean"]["windows"]) == 2
+    record = json.loads((almanac.root / ".work" / "runs" / small["run"] / "record.json").read_text())
+    assert (record["status"], record["seed"]) == ("finished", small["seed"])
+    assert "insufficient" in done.stdout
+    assert "report: " in done.stdout
+
+
+def test_a_run_is_stopped_when_the_budget_is_spent_and_something_worse_is_said(almanac: Almanac) -> None:
+    """The loss of the reference's seeds is 1, within a hundredth; what a run has before it learnt anything is 3. Mutation: leave the deadline out."""
+    store(almanac, "endless", "stages.sft.steps=100000", "stages.rl.steps=2", spread=0.01)
+    before = set(psutil.pids())
+    done = almanac("nightly", "endless", "--budget-seconds", "150")
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    (recipe,) = verdict(almanac)["recipes"]
+    assert recipe["outcome"] == "stopped"
+    record = json.loads((almanac.root / ".work" / "runs" / recipe["run"] / "record.json").read_text())
+    assert record["status"] == "failed"
+    assert {one["verdict"] for one in recipe["verdicts"] if one["stage"] == "rl"} == {"insufficient"}
+    left = [process for process in psutil.process_iter(["pid", "environ"]) if process.pid not in before]
+    assert not [process for process in left if (process.info["environ"] or {}).get("ALMANAC_ROOT") == str(almanac.root) and "ray::" in process.name()]
+
+
+def test_bad_input_of_any_recipe_is_told_before_anything_starts(almanac: Almanac) -> None:
+    """Mutation: check a recipe when its turn comes."""
+    store(almanac, "small")
+    path = almanac.root / "conf" / "reference" / "small.json"
+    path.write_text(path.read_text().replace('"stages.sft.steps=100"', '"stages.sft.steps=101"'))
+    done = almanac("nightly", "small", "grpo_tiny", "smal", "--budget-seconds", "400")
+    assert done.returncode == 2
+    for text in (
+        "small: the reference of",
+        "almanac reference make",
+        "grpo_tiny: the recipe has no reference",
+        "smal: neither a reference nor a recipe",
+    ):
+        assert text in done.stderr
+    assert not (almanac.root / ".work" / "nightly").exists()

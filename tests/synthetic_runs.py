@@ -1,0 +1,95 @@
+"""Runs that never ran: a record and an event log with curves from a known distribution, as real runs leave them."""
+
+import json
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from engine.events import StageStarted, StepFinished
+from engine.statistics import Interval
+from tasks import journal, record, workspace
+from tasks.accuracy import Accuracy
+from tasks.config import RecipeConfig
+from tasks.journal import EvaluationFinished
+from tasks.record import RunRecord, StageRecord
+
+LEVELS = {
+    "sft": {"sft/loss": 1.0, "policy/gradient_norm": 2.0},
+    "rl": {
+        "reward/mean": 0.5,
+        "policy/entropy": 0.6,
+        "response/tokens_mean": 20.0,
+        "policy/gradient_norm": 0.4,
+        "policy/mean_log_prob_difference": 1e-6,
+        "data/zero_signal_groups": 6.0,
+        "policy/clip_fraction_high": 0.0,
+    },
+}
+PHASES = {"generate": 0.5, "update": 0.3}
+
+
+def evaluation(stage: str | None, mean: float) -> EvaluationFinished:
+    interval = Interval(mean=mean, low=mean - 0.03, high=mean + 0.03)
+    accuracy = Accuracy(samples_per_prompt=8, prompts=40, average=interval, greedy=interval, average_by_difficulty={}, greedy_by_difficulty={})
+    return EvaluationFinished(label=stage or "base", stage=stage, trained_steps=0, accuracy=accuracy, seconds=1.0, tokens=10, rows=[])
+
+
+def synthetic_run(
+    config: RecipeConfig,
+    name: str,
+    *,
+    commit: str | None = None,
+    shift: Mapping[str, float] | None = None,
+    until: float = 1.0,
+    status: str = "finished",
+    spread: float = 0.05,
+) -> RunRecord:
+    """A run of this configuration: every metric moves from half its level to its level, times what the seed makes of it, with noise.
+
+    Args:
+        config: whose seed decides everything.
+        name: id.
+        commit: of the code, as the record has it.
+        shift: metric -> what is added, relative to its level.
+        until: share of each stage's steps that is done.
+        status: of the record.
+        spread: of the seeds and of the noise, relative to the level.
+    """
+    random = np.random.default_rng(config.seed)
+    lineage = record.lineage(config).model_copy(update={"commit": commit, "uncommitted": False, "dataset_digests": {"train": f"{config.seed:064x}"}})
+    found = RunRecord(run=name, recipe=config.name, seed=config.seed, lineage=lineage, started="2026-11-30T02:00:00+00:00")
+    path = workspace.run_directory(name) / "events.jsonl"
+    path.parent.mkdir(parents=True)
+    events: list[journal.LoggedEvent] = [evaluation(None, 0.0)]
+    for stage, settings in config.stages.items():
+        steps = settings.steps
+        assert steps is not None
+        done = round(until * steps)
+        events.append(StageStarted(stage=stage, kind=settings.kind, steps=steps))
+        curves = {}
+        for metric, level in LEVELS[settings.kind].items():
+            rise = 1 - 0.5 * np.exp(-4 * np.arange(steps) / steps)
+            seed = 1 + spread * random.normal()
+            curves[metric] = level * ((rise * seed + (shift or {}).get(metric, 0.0)) + spread * random.normal(size=steps))
+        for step in range(done):
+            timing = {f"timing/{phase}_seconds": seconds for phase, seconds in PHASES.items()}
+            events.append(StepFinished(stage=stage, step=step + 1, metrics={name: float(curve[step]) for name, curve in curves.items()} | timing))
+        accuracy = float(np.clip(0.6 + 0.4 * spread * random.normal() + (shift or {}).get("accuracy/average", 0.0), 0, 1))
+        entry = StageRecord(name=stage, kind=settings.kind, status="finished", steps_planned=steps, steps=done)
+        entry.seconds_by_phase = {phase: seconds * done for phase, seconds in PHASES.items()}
+        entry.seconds = math.fsum(entry.seconds_by_phase.values())
+        if until == 1.0:
+            events.append(evaluation(stage, accuracy))
+            entry.accuracy_before, entry.accuracy_after, entry.gain = 0.4, accuracy, accuracy - 0.4
+        found.stages.append(entry)
+    for number, event in enumerate(events):
+        journal.append(path, event, time_ms=number)
+    found.status, found.finished = status, "2026-11-30T02:10:00+00:00"  # type: ignore[assignment]
+    record.write(found)
+    return found
+
+
+def as_json(text: str) -> dict:
+    """What a program would read of it: no NaN outside of strings."""
+    return json.loads(text, parse_constant=lambda constant: (_ for _ in ()).throw(ValueError(constant)))
