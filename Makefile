@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(DEVICE)
 RECIPE ?= grpo_tiny
 
-.PHONY: help setup run test test-unit test-parity test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-formulas bench-memory bench-nightly bench-packing bench-regressions bench-reshard lock clean
+.PHONY: help setup run test test-unit test-parity test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-cost bench-formulas bench-memory bench-nightly bench-packing bench-regressions bench-reshard lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -47,8 +47,9 @@ format: $(READY)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY)  ## write docs/configuration.md anew from the configuration classes
+docs: $(READY)  ## write docs/configuration.md and the numbers of docs/recipes/ anew
 	$(BIN)/python -m tasks.reference_page
+	$(BIN)/python -m tasks.recipe_page
 
 bench: $(READY)  ## three seeds and two control arms of the main job, about forty minutes
 	$(BIN)/python bench/learning.py
@@ -61,6 +62,9 @@ bench-batch: $(READY)  ## Batch beside TensorDict and DataProto, up to a million
 
 bench-controller: $(READY)  ## bytes through the controller and what runs side by side, four short runs
 	$(BIN)/python bench/controller.py
+
+bench-cost: $(READY)  ## predicted seconds and memory of a step beside measured ones, four short runs
+	$(BIN)/python bench/cost.py
 
 bench-formulas: $(READY)  ## every estimator and loss beside verl's, on 4,096 samples of 1,024 tokens, some minutes
 	$(BIN)/python bench/formulas.py

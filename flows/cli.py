@@ -57,7 +57,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     ran = verb("run", commands.run, "run a recipe from data to a measured gain; stages that lie ready are not run again", overrides=True)
     ran.add_argument("--fresh", action="store_true", help="make everything anew")
-    verb("preflight", commands.preflight, "check everything that can be known before a run", overrides=True)
+    checked = verb("preflight", commands.preflight, "check everything that can be known before a run", overrides=True)
+    checked.add_argument("--here", action="store_true", help="fail, too, when this machine lacks something that the recipe needs")
+    reckoned = _reckoning_verbs(verb)
     shown = verb("show", commands.show, "what a run did and measured")
     shown.add_argument("run", nargs="?", default="latest", metavar="RUN", help="run id, or latest (the default)")
     ui = verb("ui", commands.ui, "open MLflow on a run")
@@ -72,7 +74,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         added.add_argument("run", nargs="?", default="latest", metavar="RUN", help="run id, or latest (the default)")
         added.add_argument("--step", type=int, required=needed, help="counts from 1" + ("" if needed else "; the last one without it"))
         added.add_argument("--stage", help="the last stage that has any, without it")
-    planned = _reshard_plan(verb)
     doctor = verb("doctor", commands.doctor, "versions, devices, services, and what is missing")
     evaluate = verb("evaluate", commands.evaluate, "accuracy of a model on a recipe's test set (default: grpo_tiny)")
     evaluate.add_argument("model", metavar="MODEL", help="Hugging Face directory or hub name")
@@ -80,7 +81,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     rated, dropped = _prompts(verb)
     nightly_commands.add(verb)
     verb("list", commands.list_names, "recipes, models, data, algorithms, rewards and resources, with what they are")
-    for added in (shown, doctor, evaluate, planned, rated, dropped):
+    for added in (shown, doctor, evaluate, *reckoned, rated, dropped):
         added.add_argument("--json", action="store_true", help="for programs")
 
     arguments, rest = parser.parse_known_args(argv)
@@ -95,9 +96,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 Verb = Callable[..., argparse.ArgumentParser]
 
 
-def _reshard_plan(verb: Verb) -> argparse.ArgumentParser:
+def _reckoning_verbs(verb: Verb) -> list[argparse.ArgumentParser]:
+    """What is told of models and recipes by arithmetic alone."""
     from flows import commands
 
+    estimated = verb("estimate", commands.estimate, "memory of a rank and cost of each stage, by phase", overrides=True)
+    estimated.add_argument("--device", help="h100, h200, h800, a100_80 or cpu; without it h800 for GPUs, else cpu")
+    estimated.add_argument("--mean-share", type=float, help="mean length of responses as a share of their cap (default 0.4)")
     planned = verb(
         "reshard-plan", commands.reshard_plan, "which bytes of the weights go where between training and generation, and the least that would do"
     )
@@ -110,7 +115,7 @@ def _reshard_plan(verb: Verb) -> argparse.ArgumentParser:
         "--bucket-megabytes", type=float, default=256, metavar="MB", help="most that a rank sends and receives at once (default 256)"
     )
     planned.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="what travels (default bfloat16)")
-    return planned
+    return [estimated, planned]
 
 
 def _prompts(verb: Verb) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:

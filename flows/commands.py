@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +27,43 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def preflight(arguments: argparse.Namespace) -> int:
-    """`almanac preflight`: everything that would stop a run, without starting anything."""
-    from flows.run import checked
+    """`almanac preflight`: everything that would stop a run, without starting anything. What only this machine lacks fails with `--here` alone."""
+    from flows.run import refuse
+    from tasks import preflight as before
     from tasks.compose import compose
+    from tasks.estimate import estimate
     from tasks.progress import devices
 
     config = compose(arguments.overrides)
-    for warning in checked(config):
-        print(f"warning: {warning}")
+    findings = before.preflight(config)
+    refuse(findings, "error", *(["missing"] if arguments.here else []))
+    missing = [finding for finding in findings if finding.level == "missing"]
+    for finding in findings:
+        if finding.level == "warning":
+            print(f"warning: {finding}")
     stages = ", ".join(f"{name} ({', '.join([stage.kind, *_length(stage)])})" for name, stage in config.stages.items())
-    print(f"{config.name} is ready to run: {stages}; {devices(config)}")
+    print(f"{config.name} is {'right' if missing else 'ready to run'}: {stages}; {devices(config)}")
+    with suppress(ValueError):
+        # Of some models nothing is known before they are there.
+        print(estimate(config).line())
+    if missing:
+        print("This machine lacks for it:", *missing, sep="\n  ")
+    return 0
+
+
+def estimate(arguments: argparse.Namespace) -> int:
+    """`almanac estimate`: from the configuration alone."""
+    from flows import estimate as views
+    from tasks.compose import compose
+    from tasks.cost import MEAN_SHARE
+    from tasks.estimate import estimate as estimated
+
+    share = MEAN_SHARE if arguments.mean_share is None else arguments.mean_share
+    found = estimated(compose(arguments.overrides), arguments.device, share)
+    if arguments.json:
+        print(json.dumps(views.summary(found), indent=2))
+    else:
+        plain_console().print(views.table(found))
     return 0
 
 

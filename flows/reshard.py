@@ -99,7 +99,7 @@ def _configuration(model: str) -> "PreTrainedConfig":
     if model in recipes:
         return models.configuration(compose([f"recipe={next(iter(choices('recipe')))}", f"model={model}"]).model)
     if not (Path(model) / "config.json").is_file():
-        raise ValueError(f"{model} is no model: choose one of {', '.join([*recipes, *KNOWN])}, or a directory with a config.json")
+        raise ValueError(f"{model} is no model: choose one of {', '.join(dict.fromkeys([*recipes, *KNOWN]))}, or a directory with a config.json")
     return models.configuration(ModelConfig(path=model))
 
 

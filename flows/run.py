@@ -14,7 +14,7 @@ from flows.terminal import captured
 from tasks import record, show, workspace
 from tasks.compose import compose
 from tasks.config import RecipeConfig
-from tasks.preflight import preflight
+from tasks.preflight import Finding, preflight
 from tasks.problems import ConfigurationError, Problem
 from tasks.progress import (
     CREATE_MODEL,
@@ -45,13 +45,17 @@ def checked(config: RecipeConfig) -> list[str]:
     """Looks at everything that can be known before a run. Returns what a person should be warned of.
 
     Raises:
-        ConfigurationError: what would stop the run.
+        ConfigurationError: what would stop the run, here or anywhere.
     """
     findings = preflight(config)
-    errors = [Problem(finding.key, finding.text) for finding in findings if finding.level == "error"]
-    if errors:
-        raise ConfigurationError(errors)
+    refuse(findings, "error", "missing")
     return [str(finding) for finding in findings]
+
+
+def refuse(findings: Sequence[Finding], *levels: str) -> None:
+    """Raises `ConfigurationError` with all findings of these levels, where there are any."""
+    if problems := [Problem(finding.key, finding.text) for finding in findings if finding.level in levels]:
+        raise ConfigurationError(problems)
 
 
 def run(overrides: Sequence[str], *, fresh: bool = False) -> None:

@@ -41,7 +41,8 @@ def chain_sums(config: ChainSumConfig, seed: int) -> dict[str, list[dict[str, An
         shuffled = [rows[i] for i in generator.permutation(len(rows))]
         if name == "sft":
             boxed = generator.random(len(rows)) < config.boxed_fraction
-            splits[name] = [_conversation(row, in_box) for row, in_box in zip(shuffled, boxed, strict=True)]
+            scored = "Answer: {}" if config.answer_line else "\\boxed{{{}}}"
+            splits[name] = [_conversation(row, scored if in_box else "{}") for row, in_box in zip(shuffled, boxed, strict=True)]
         else:
             splits[name] = [_prompt(row) for row in shuffled]
     return splits
@@ -98,10 +99,9 @@ def _prompt(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _conversation(row: dict[str, Any], boxed: bool) -> dict[str, Any]:
+def _conversation(row: dict[str, Any], form: str) -> dict[str, Any]:
     thinking = f"<think>{' '.join(partial_sums(row['expression']))}</think>"
-    answer = f"\\boxed{{{row['answer']}}}" if boxed else row["answer"]
-    return {"messages": [_question(row), {"role": "assistant", "content": thinking + answer}]}
+    return {"messages": [_question(row), {"role": "assistant", "content": thinking + form.format(row["answer"])}]}
 
 
 def partial_sums(expression: str) -> list[str]:

@@ -224,9 +224,19 @@ def _in_written_order(stages: Any, recipe: str) -> Any:
     """Stages in the order in which the recipe's file writes them; Hydra would begin with those that its defaults list mentions first."""
     if not isinstance(stages, dict):
         return stages
-    file = cast(DictConfig, OmegaConf.load(conf_directory() / "recipe" / f"{recipe}.yaml"))
-    written = list(file.get("stages") or {})
+    written = _written_stages(recipe)
     return {name: stages[name] for name in sorted(stages, key=lambda name: written.index(name) if name in written else len(written))}
+
+
+def _written_stages(recipe: str) -> list[str]:
+    """Names of a recipe's stages: those of the recipe that its defaults list begins with, and its own before the one that it writes next."""
+    file = cast(DictConfig, OmegaConf.load(conf_directory() / "recipe" / f"{recipe}.yaml"))
+    own, known = list(file.get("stages") or {}), choices("recipe")
+    order = [stage for base in file.get("defaults") or [] if base in known for stage in _written_stages(base)]
+    for place in reversed(range(len(own))):
+        if own[place] not in order:
+            order.insert(next((order.index(name) for name in own[place + 1 :] if name in order), len(order)), own[place])
+    return order
 
 
 def _first_comment(path: Path) -> str:

@@ -40,6 +40,8 @@ class ChainSumConfig(Settings):
     boxed_fraction: Annotated[float, Field(ge=0, le=1)] = 0.5
     """Share of SFT answers that put the total into a box after the partial sums; the others just state it, as people do. Only a box is
     scored, so a model that was taught both ways has something to find out."""
+    answer_line: bool = False
+    """What is scored is a line `Answer: 5` in place of a box, and `boxed_fraction` the share of such lines."""
 
     @model_validator(mode="after")
     def _terms_in_order(self) -> Self:

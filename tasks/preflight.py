@@ -38,9 +38,10 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something to know before a run: an `error` stops it, a `warning` does not."""
+    """Something to know before a run. An `error` is wrong wherever the recipe runs; `missing` is what this machine lacks for it; both stop a run
+    here. A `warning` does not."""
 
-    level: Literal["error", "warning"]
+    level: Literal["error", "missing", "warning"]
     key: str
     """Dotted key, or path, to look at."""
     text: str
@@ -51,7 +52,7 @@ class Finding:
 
 
 def preflight(config: RecipeConfig) -> list[Finding]:
-    """All findings, errors first. Looks at no row of the data and at no weight: the tasks that read them check them."""
+    """All findings: errors, what is missing, warnings. Looks at no row of the data and at no weight: the tasks that read them check them."""
     looks = [
         _packages(),
         _model(config.model),
@@ -68,7 +69,7 @@ def preflight(config: RecipeConfig) -> list[Finding]:
 def _packages() -> Iterator[Finding]:
     for name in ("torch", "vllm", "ray", "mlflow", "prefect"):
         if importlib.util.find_spec(name) is None:
-            yield Finding("error", name, "is not installed; run `make setup`")
+            yield Finding("missing", name, "is not installed; run `make setup`")
 
 
 def _model(model: ModelConfig) -> Iterator[Finding]:
@@ -91,7 +92,7 @@ def _model(model: ModelConfig) -> Iterator[Finding]:
 def _gguf(gguf: GgufConfig) -> Iterator[Finding]:
     specification = importlib.util.find_spec(gguf.package) if gguf.package.isidentifier() else None
     if specification is None or not specification.submodule_search_locations:
-        yield Finding("error", "model.gguf.package", f"{gguf.package} is not installed; run `make setup`")
+        yield Finding("missing", "model.gguf.package", f"{gguf.package} is not installed; run `make setup`")
         return
     directory = Path(specification.submodule_search_locations[0])
     if not (directory / gguf.file).is_file():
@@ -108,11 +109,14 @@ def _data(config: RecipeConfig) -> Iterator[Finding]:
 
 
 def _file(key: str, path: Path, needed: tuple[str, ...]) -> Iterator[Finding]:
-    if not path.is_file():
-        yield Finding("error", key, f"{path} {'is not a file' if path.exists() else 'does not exist'}; relative paths start at the root")
-        return
     if path.suffix not in (".parquet", ".jsonl"):
         yield Finding("error", key, f"{path} ends in neither .parquet nor .jsonl; convert it, or rename it if it is one of them")
+        return
+    if not path.exists():
+        yield Finding("missing", key, f"{path} does not exist; relative paths start at the root")
+        return
+    if not path.is_file():
+        yield Finding("error", key, f"{path} is not a file; relative paths start at the root")
         return
     if path.stat().st_size == 0:
         yield Finding("error", key, f"{path} is empty")
@@ -198,32 +202,32 @@ def _resources(config: RecipeConfig) -> Iterator[Finding]:
             f"{what} need {wanted:g} of Ray's resource CPU, and this "
             f"machine has {there}; lower {next(iter(pools))}.ranks, or set RAY_ADDRESS to a larger cluster"
         )
-        yield Finding("error", f"{next(iter(pools))}.ranks", text)
+        yield Finding("missing", f"{next(iter(pools))}.ranks", text)
     on_gpus = {key: pool for key, pool in pools.items() if resolve_device(pool.device) == "cuda"}
     for key, pool in pools.items():
         if pool.device == "cuda" and not torch_has_cuda():
-            yield Finding("error", f"{key}.device", "cuda is asked for, and PyTorch is installed without it; use device=cpu, or the gpu lock file")
+            yield Finding("missing", f"{key}.device", "cuda is asked for, and PyTorch is installed without it; use device=cpu, or the gpu lock file")
     if (needed := sum(pool.ranks for pool in on_gpus.values())) > len(gpus()):
         key = next(iter(on_gpus))
         text = f"{needed} ranks need {needed} of Ray's resource GPU, and {len(gpus())} are visible; lower it, or use device=cpu"
-        yield Finding("error", f"{key}.ranks", text)
+        yield Finding("missing", f"{key}.ranks", text)
     for key, pool in pools.items():
         if pool.ray_resources_per_rank:
             text = f"only a cluster whose nodes were started with {', '.join(pool.ray_resources_per_rank)} has them; set RAY_ADDRESS to it"
-            yield Finding("error", f"{key}.ray_resources_per_rank", text)
+            yield Finding("missing", f"{key}.ray_resources_per_rank", text)
 
 
 def _places(config: RecipeConfig) -> Iterator[Finding]:
     try:
         check_writable()
     except OSError as error:
-        yield Finding("error", str(error.filename), str(error.strerror))
+        yield Finding("missing", str(error.filename), str(error.strerror))
     root = workspace.root()
     there = next(path for path in (root, *root.parents) if path.exists())
     free = shutil.disk_usage(there).free / 1e9
     if free < config.minimum_free_disk_gigabytes:
         text = f"{free:.2f} GB are free at {root}; free some, or set another root with ALMANAC_ROOT"
-        yield Finding("error", "minimum_free_disk_gigabytes", f"{config.minimum_free_disk_gigabytes:g} GB are asked for, and {text}")
+        yield Finding("missing", "minimum_free_disk_gigabytes", f"{config.minimum_free_disk_gigabytes:g} GB are asked for, and {text}")
 
 
 def _suspicious(config: RecipeConfig) -> Iterator[Finding]:

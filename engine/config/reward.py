@@ -80,12 +80,18 @@ class MathVerifyConfig(PartSettings):
     """1 where the boxed or last expression equals the ground truth as mathematics, else 0."""
 
     function: Literal["math_verify"]
+    require_think: bool = False
+    """A response that never says `</think>` scores 0."""
+    require_box: bool = False
+    """The answer is what stands in the last box alone, and a response without a box scores 0; false takes its last expression."""
 
 
 class ExactMatchConfig(PartSettings):
     """1 where the box holds the ground truth letter for letter, else 0."""
 
     function: Literal["exact_match"]
+    require_think: bool = False
+    """A response that never says `</think>` scores 0."""
 
 
 class MultipleChoiceConfig(PartSettings):

@@ -72,7 +72,8 @@ class RLStageConfig(Settings):
     """Rollout batches; each is followed by its updates and a synchronisation. With `ends` it is the most that the stage does."""
     ends: EndsConfig = EndsConfig()
     prompts_per_step: Positive
-    samples_per_prompt: Annotated[int, Field(ge=2)] = 8
+    samples_per_prompt: Positive = 8
+    """1 suits estimators that compare no samples with each other, such as gae."""
     updates_per_step: Positive = 1
     """Optimizer steps (mini-batches) that one rollout batch is cut into."""
     prompts: Name | None = None
@@ -113,6 +114,18 @@ class RLStageConfig(Settings):
                 )
         if (collapse := self.ends.collapse) is not None and collapse.patience_steps > self.steps:
             raise ValueError(f"ends.collapse.patience_steps ({collapse.patience_steps}) is more than steps ({self.steps}), so that it finds nothing")
+        return self
+
+    @model_validator(mode="after")
+    def _samples_can_be_compared(self) -> Self:
+        if self.samples_per_prompt == 1:
+            if self.algorithm.advantage.group_relative:
+                raise ValueError(
+                    f"algorithm.advantage.estimator={self.algorithm.advantage.estimator} compares the samples of a prompt, and samples_per_prompt=1; "
+                    "raise that, or choose an estimator that does not, such as gae"
+                )
+            if not isinstance(self.groups, KeepGroups):
+                raise ValueError(f"groups.kind={self.groups.kind} looks for groups with signal, and with samples_per_prompt=1 none has any; set keep")
         return self
 
     @model_validator(mode="after")

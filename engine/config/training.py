@@ -51,6 +51,9 @@ class TrainingConfig(Settings):
     """Response tokens whose logits exist at the same time; the rest are computed when their turn comes, in the backward pass too."""
     gradient_checkpointing: bool = False
     """Keep only each layer's input and compute the rest again in the backward pass."""
+    shard_gradients_every_pass: bool = False
+    """Add gradients up over the ranks after every pass of an optimizer step, and keep shards of them; false does it once, after the last, and keeps
+    the gradient of the whole model in float32 until then. It costs a reduction over all ranks for each pass."""
     offload: bool = False
     """Keep parameters, gradients and optimizer state in the host's memory (of GPUs; on a CPU they are there already)."""
     lora: LoRAConfig | None = None

@@ -2,13 +2,20 @@ r"""Finding the final answer in a response: what stands after the thinking, and 
 
 import re
 
+END_OF_THINKING = "</think>"
+
 _TOKENS = re.compile(r"\\boxed\{|\\.|[{}]", re.DOTALL)
 """`\\.` takes escaped braces, which group nothing, out of the count."""
 
 
 def after_thinking(response: str) -> str:
     """What follows the last `</think>`; the whole response if there is none."""
-    return response.rpartition("</think>")[2]
+    return response.rpartition(END_OF_THINKING)[2]
+
+
+def unfinished_thinking(response: str) -> bool:
+    """Whether the response never says `</think>`."""
+    return END_OF_THINKING not in response
 
 
 def last_boxed(text: str) -> str | None:

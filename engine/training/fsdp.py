@@ -41,6 +41,7 @@ class FSDPBackend:
         if config.offload and device.type == "cpu":
             raise ValueError("training.offload=true moves state from a GPU to the host, and these ranks run on the host; leave it out")
         self._device = device
+        self._reduces_every_pass = config.shard_gradients_every_pass
         self._kept = torch.promote_types(dtype, torch.float32)
         model = build(model_directory, head, config, self._kept)
         self.config = model.causal.config
@@ -123,8 +124,8 @@ class FSDPBackend:
         config = self._optimizer_config
         self._optimizer.zero_grad(set_to_none=True)
         for position, micro_batch in enumerate(micro_batches):
-            # Gradients are reduced over the ranks once, after the last backward.
-            self._root.set_requires_gradient_sync(position == len(micro_batches) - 1)
+            # Else gradients are reduced over the ranks once, after the last backward.
+            self._root.set_requires_gradient_sync(self._reduces_every_pass or position == len(micro_batches) - 1)
             # FSDP averages over the ranks that divide the data; losses carry global denominators and must be summed.
             torch.autograd.backward(loss(micro_batch) * self._data_mesh.size())
         gradient_norm = clip_gradients(self._model.parameters(), config.max_gradient_norm)

@@ -181,8 +181,15 @@ CASES = {
     "packed and balanced, 2 ranks": (2, TrainingConfig(), True),
     "packed and balanced, 4 ranks": (4, TrainingConfig(), True),
     "checkpointed, logits in parts, 2 ranks": (2, TrainingConfig(gradient_checkpointing=True, logits_rows_at_once=7), True),
+    "gradients reduced after every pass, 2 ranks": (2, TrainingConfig(shard_gradients_every_pass=True), True),
+    "gradients reduced after every pass, hybrid, 2 x 2": (4, TrainingConfig(shard_gradients_every_pass=True, shard_ranks=2), True),
     "hybrid, 2 x 2": (4, TrainingConfig(shard_ranks=2), True),
     "copies, 2 x 1": (2, TrainingConfig(shard_ranks=1), True),
+    "gradients reduced after every pass, data x tensor parallel, 2 x 2": (
+        4,
+        TrainingConfig(backend="tensor_parallel", tensor_parallel_ranks=2, shard_gradients_every_pass=True),
+        True,
+    ),
     "tensor parallel, 2": (2, TrainingConfig(backend="tensor_parallel"), True),
     "data x tensor parallel, 2 x 2": (4, TrainingConfig(backend="tensor_parallel", tensor_parallel_ranks=2), True),
     "padded and checkpointed, tensor parallel, 2": (2, TrainingConfig(backend="tensor_parallel", gradient_checkpointing=True, **PADDED), False),
@@ -207,6 +214,27 @@ def test_value(model_directory: Path, case: str) -> None:
     expected = reference(model_directory, "value")
     for found in run(train, ranks, model_directory, config, "value", balanced):
         assert_same(found, expected)
+
+
+def shards_between_passes(directory: Path, config: TrainingConfig) -> tuple[int, int]:
+    """Shards that have a gradient when the second pass of an optimizer step begins, and all shards."""
+    backend, part, parts = build(directory, config, "policy")
+    backend.reset_optimizer(OPTIMIZERS["policy"], 1)
+    held: list[int] = []
+
+    def term(rows: Batch) -> torch.Tensor:
+        held.append(sum(parameter.grad is not None for parameter in backend.parameters().values()))
+        return loss(backend.score(rows, TEMPERATURE).log_probs, rows)
+
+    backend.optimizer_step(micro_batches(batch(0).chunk(parts)[part], MAX_TOKENS, padded=False, group=backend.data_group), term)
+    return held[1], len(backend.parameters())
+
+
+def test_gradients_reduced_after_every_pass_are_kept_as_shards(model_directory: Path) -> None:
+    # Mutation: `set_requires_gradient_sync` without the setting; gradients are then those of whole parameters until the last pass.
+    for every in (False, True):
+        for shards, parameters in run(shards_between_passes, 2, model_directory, TrainingConfig(shard_gradients_every_pass=every)):
+            assert shards == (parameters if every else 0)
 
 
 def test_tensor_parallelism_of_biases(tmp_path: Path) -> None:

@@ -59,7 +59,12 @@ def test_frozen() -> None:
         (AlgorithmConfig, {"loss": {"aggregation": "sequence_sum_constant"}}, "goes with aggregation=sequence_sum_constant"),
         (AlgorithmConfig, {"loss": {"aggregation_constant_tokens": 64}}, "goes with aggregation=sequence_sum_constant"),
         (RLStageConfig, {**RL, "updates_per_step": 3}, "must be a multiple of updates_per_step"),
-        (RLStageConfig, {**RL, "samples_per_prompt": 1}, "greater than or equal to 2"),
+        (RLStageConfig, {**RL, "samples_per_prompt": 1}, "estimator=grpo compares the samples of a prompt, and samples_per_prompt=1"),
+        (
+            RLStageConfig,
+            {**RL, "samples_per_prompt": 1, "algorithm": {"advantage": {"estimator": "reinforce_plus_plus"}}, "groups": {"kind": "drop"}},
+            "groups.kind=drop looks for groups with signal, and with samples_per_prompt=1 none has any",
+        ),
         (RLStageConfig, {**RL, "groups": {"kind": "filter", "prompts_per_generation": 4}}, r"\(4\) is below prompts_per_step \(8\)"),
         (RLStageConfig, {**RL, "groups": {"kind": "drop", "max_generations": 4}}, "Extra inputs are not permitted"),
         (RLStageConfig, {**RL, "groups": {"kind": "substitute", "least_fraction": 1.0}}, "less than 1"),

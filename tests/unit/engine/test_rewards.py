@@ -111,6 +111,32 @@ def test_math_verify(response: str, ground_truth: str, value: float) -> None:
     assert REWARDS.get("math_verify")(response, ground_truth) == value
 
 
+# Mutations: look for the box in the thinking too; take the last expression where a box is asked for; ask for `<think>`.
+@pytest.mark.parametrize(
+    ("response", "as_evaluated", "as_trained"),
+    [
+        (r"<think>5</think>\boxed{5}", 1.0, 1.0),
+        (r"5</think>\boxed{+5}", 1.0, 1.0),  # templates that put <think> into the prompt
+        (r"\boxed{5}", 1.0, 0.0),
+        (r"<think>\boxed{5}", 1.0, 0.0),
+        (r"<think>5</think>5", 1.0, 0.0),
+        (r"<think>\boxed{5}</think>it is in the box", 0.0, 0.0),
+        (r"<think></think>\boxed{4}\boxed{5}", 0.0, 1.0),  # the last box alone
+        (r"<think></think>\boxed{4}", 0.0, 0.0),
+    ],
+)
+def test_math_verify_that_asks_for_thinking_and_a_box(response: str, as_evaluated: float, as_trained: float) -> None:
+    verify = REWARDS.get("math_verify")
+    assert verify(response, "5") == as_evaluated
+    assert verify(response, "5", require_think=True, require_box=True) == as_trained
+    assert verify(response, "5", require_think=True) == (as_evaluated if "</think>" in response else 0.0)
+
+
+def test_exact_match_that_asks_for_thinking() -> None:
+    assert exact_match(r"<think>5</think>\boxed{5}", "5", require_think=True) == 1.0
+    assert exact_match(r"\boxed{5}", "5", require_think=True) == 0.0
+
+
 @pytest.fixture(scope="module")
 def scoring() -> Iterator[Scoring]:
     """Strict by source, mathematical else; and functions that fail."""
@@ -143,7 +169,9 @@ def test_a_failure_names_reward_and_prompt_and_is_no_score(scoring: Scoring) -> 
 def test_the_right_and_the_wrong_answer_are_known(scoring: Scoring) -> None:
     asked = scoring.begin_canaries()
     known = {canary.sample.response: canary.score for _, canary, _ in asked}
-    assert known == {r"2 + 3: \boxed{5}": 1.0, r"2 + 3: \boxed{6}": 0.0, r"a half: \boxed{\frac{1}{2}}": 1.0, r"a third: \boxed{\frac{1}{3}}": 0.0}
+    # They finish a thinking: a recipe may ask for that.
+    right, wrong = (r"2 + 3: \boxed{5}", r"a half: \boxed{\frac{1}{2}}"), (r"2 + 3: \boxed{6}", r"a third: \boxed{\frac{1}{3}}")
+    assert known == {f"<think></think>{text}": float(text in right) for text in (*right, *wrong)}
     scoring.check(asked)
 
 

@@ -35,7 +35,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path
 
 
-@pytest.mark.parametrize("verb", ["run", "preflight"])
+@pytest.mark.parametrize("verb", [["run"], ["preflight", "--here"]], ids=" ".join)
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -49,8 +49,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (["recipe=grpo_tiny", "minimum_free_disk_gigabytes=1e9"], "minimum_free_disk_gigabytes"),
     ],
 )
-def test_bad_input_ends_with_2_and_leaves_nothing(verb: str, overrides: list[str], said: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([verb, *overrides]) == cli.BAD_INPUT
+def test_bad_input_ends_with_2_and_leaves_nothing(
+    verb: list[str], overrides: list[str], said: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*verb, *overrides]) == cli.BAD_INPUT
     out, err = capsys.readouterr()
     assert out == ""
     assert said in err
@@ -86,6 +88,15 @@ def test_preflight_says_what_would_run(capsys: pytest.CaptureFixture[str]) -> No
     out = capsys.readouterr().out
     assert "rl (rl, 7 steps)" in out
     assert "1 rank, cpu" in out
+
+
+def test_preflight_tells_what_is_wrong_from_what_this_machine_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Mutation: refuse both without `--here`."""
+    assert cli.main(["preflight", "recipe=grpo_tiny", "minimum_free_disk_gigabytes=1e9"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("grpo_tiny is right: ")
+    assert "This machine lacks for it:\n  minimum_free_disk_gigabytes: 1e+09 GB are asked for" in out
+    assert cli.main(["preflight", "recipe=smollm2_sums", "model.gguf.file=other.gguf"]) == cli.BAD_INPUT
 
 
 @pytest.mark.parametrize("argv", [["list"], ["preflight", "recipe=grpo_tiny"], ["doctor"]])

@@ -46,11 +46,11 @@ def test_every_shipped_file_parses_says_what_it_is_and_composes(file) -> None:
         overrides = [TINY, f"{group}={file.stem}"]
     else:
         overrides = [TINY, f"{group}@stages.rl.{group}={file.stem}"]
-    if file.stem == "files":
+    if group == "data" and "train_file" in file.read_text():
         overrides += ["data.train_file=train.parquet", "data.sft_file=sft.parquet"]
     if group == "resources":
         # Multiples of every number of ranks that is shipped.
-        overrides += ["stages.rl.prompts_per_step=24", "stages.sft.rows_per_step=96"]
+        overrides += ["stages.rl.prompts_per_step=384", "stages.sft.rows_per_step=384"]
     compose(overrides)
 
 
@@ -91,7 +91,24 @@ def test_stages_run_in_the_order_of_the_recipes_file() -> None:
     """
     for recipe in RECIPES:
         written = yaml.safe_load((workspace.conf_directory() / "recipe" / f"{recipe}.yaml").read_text())["stages"]
-        assert list(compose([f"recipe={recipe}"]).stages) == list(written)
+        assert [name for name in compose([f"recipe={recipe}"]).stages if name in written] == list(written)
+
+
+def test_a_recipe_that_begins_with_another_puts_its_own_stages_where_it_writes_them(tmp_path, monkeypatch) -> None:
+    """Mutations: own stages first; inherited ones first; those that it does not write last."""
+    conf = tmp_path / "conf"
+    (conf / "recipe").mkdir(parents=True)
+    (conf / "config.yaml").write_text("defaults:\n  - recipe: ???\n  - _self_\n")
+    sft = "{kind: sft, steps: 1, training: {optimizer: {learning_rate: 1e-5}}}"
+    body = "name: base\ndescription: Three stages\ndata: {chain_sum: {}}\nmodel: {architecture: {}}\nstages:\n"
+    stages = "".join(f"  {name}: {sft}\n" for name in ("one", "two", "three"))
+    (conf / "recipe" / "base.yaml").write_text(f"# @package _global_\n{body}{stages}")
+    own = f"  zero: {sft}\n  one: {{steps: 2}}\n  between: {sft}\n  again: {sft}\n  three: {{steps: 3}}\n  last: {sft}\n"
+    (conf / "recipe" / "mine.yaml").write_text(f"# @package _global_\ndefaults: [base, _self_]\nname: mine\nstages:\n{own}")
+    monkeypatch.setattr("tasks.compose.conf_directory", lambda: conf)
+    config = compose(["recipe=mine"])
+    assert list(config.stages) == ["zero", "one", "two", "between", "again", "three", "last"]
+    assert [stage.steps for stage in config.stages.values()] == [1, 2, 1, 1, 1, 3, 1]
 
 
 def test_written_order_wins_over_the_defaults_list(tmp_path, monkeypatch) -> None:

@@ -117,11 +117,13 @@ def test_worked_answers_write_the_totals_after_each_sign() -> None:
     assert partial_sums("0 - 9 - 9 + 1") == ["-9", "-18", "-17"]
     boxed = chain_sums(SMALL.model_copy(update={"boxed_fraction": 1.0}), 0)["sft"]
     plain = chain_sums(SMALL.model_copy(update={"boxed_fraction": 0.0}), 0)["sft"]
-    for in_box, bare in zip(boxed, plain, strict=True):
+    lines = chain_sums(SMALL.model_copy(update={"boxed_fraction": 1.0, "answer_line": True}), 0)["sft"]
+    for in_box, bare, line in zip(boxed, plain, lines, strict=True):
         expression = in_box["messages"][0]["content"].removesuffix("=")
         totals = partial_sums(" ".join(expression))
         assert in_box["messages"][1]["content"] == f"<think>{' '.join(totals)}</think>\\boxed{{{eval(expression)}}}"
         assert bare["messages"][1]["content"] == f"<think>{' '.join(totals)}</think>{totals[-1]}"
+        assert line["messages"][1]["content"] == f"<think>{' '.join(totals)}</think>Answer: {totals[-1]}"
 
 
 # Mutation: draw once for the whole split.

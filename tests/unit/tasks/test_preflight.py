@@ -1,6 +1,7 @@
 """Preflight: shipped recipes pass, and what a run would stumble over is found beforehand, everything at once."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,6 @@ import pytest
 
 from tasks import preflight as module
 from tasks.compose import choices, compose
-from tasks.config import RecipeConfig
 from tasks.preflight import Finding, preflight
 from tasks.workspace import checkout
 
@@ -39,8 +39,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def found(*overrides: str, level: str = "error") -> list[Finding]:
-    return [finding for finding in preflight(compose(list(overrides))) if finding.level == level]
+def found(*overrides: str, level: str = "") -> list[Finding]:
+    """Of a level; without one, whatever would stop a run here."""
+    return [finding for finding in preflight(compose(list(overrides))) if finding.level == level or (not level and finding.level != "warning")]
 
 
 def keys(findings: list[Finding]) -> list[str]:
@@ -53,7 +54,28 @@ def write_parquet(path: Path, rows: list[dict]) -> None:
 
 @pytest.mark.parametrize("recipe", sorted(choices("recipe")))
 def test_every_shipped_recipe_passes(recipe: str) -> None:
-    assert preflight(compose([f"recipe={recipe}"])) == []
+    """A recipe for GPUs is right here too; what it lacks are devices, data and disk. Mutations: `error` for any of these."""
+    findings = preflight(compose([f"recipe={recipe}"]))
+    assert not [finding for finding in findings if finding.level == "error"]
+    lacking = {finding.key.partition(".")[0] for finding in findings if finding.level == "missing"}
+    assert lacking <= {"resources", "data", "minimum_free_disk_gigabytes"}
+    assert bool(lacking) == (compose([f"recipe={recipe}"]).resources.device == "cuda")
+    # The weights of a public model are fetched by the run, as long as nobody names a directory.
+    assert {finding.key for finding in findings if finding.level == "warning"} <= {"model.path"}
+
+
+@pytest.mark.parametrize("recipe", sorted(choices("recipe")))
+def test_preflight_of_a_shipped_recipe_ends_with_0_and_without_torch(recipe: str, root: Path) -> None:
+    """On a machine without GPU, data and model. Mutation: `import torch` at the top of any module on the way."""
+    code = (
+        "import sys; from flows.cli import main\n"
+        f"code = main(['preflight', 'recipe={recipe}'])\n"
+        "sys.exit(99 if {'torch', 'vllm', 'ray', 'mlflow', 'prefect', 'transformers', 'pandera', 'pandas'} & set(sys.modules) else code)"
+    )
+    environment = os.environ | {"ALMANAC_ROOT": str(root), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, "-c", code], cwd=checkout(), env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith((f"{recipe} is ", "warning: "))
 
 
 @pytest.mark.parametrize("algorithm", sorted(choices("algorithm")))
@@ -130,10 +152,10 @@ def test_bad_files_are_found_together(root: Path) -> None:
     (root / "sft.csv").write_text("a,b\n")
     overrides = ["data.train_file=missing.parquet", "data.validation_file=empty.parquet", "data.test_file=folder.jsonl", "data.sft_file=sft.csv"]
     assert [str(finding) for finding in found(*FILES, *overrides)] == [
-        f"data.train_file: {root}/missing.parquet does not exist; relative paths start at the root",
         f"data.validation_file: {root}/empty.parquet is empty",
         f"data.test_file: {root}/folder.jsonl is not a file; relative paths start at the root",
         f"data.sft_file: {root}/sft.csv ends in neither .parquet nor .jsonl; convert it, or rename it if it is one of them",
+        f"data.train_file: {root}/missing.parquet does not exist; relative paths start at the root",
     ]
 
 
@@ -218,10 +240,23 @@ def test_what_is_suspicious_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found("recipe=grpo_tiny", *overrides) == []
 
 
-def test_errors_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = compose(["recipe=grpo_tiny", "~stages.sft", "resources.ranks=4"])
-    assert [finding.level for finding in preflight(config)] == ["error", "warning"]
-    assert isinstance(config, RecipeConfig)
+def test_errors_come_first_and_what_is_missing_before_warnings(root: Path) -> None:
+    (root / "test.jsonl").mkdir()
+    files = ["data=files", "data.train_file=train.jsonl", "data.test_file=test.jsonl", "~stages.sft"]
+    findings = preflight(compose(["recipe=grpo_tiny", *files, "resources.ranks=4"]))
+    assert [(finding.level, finding.key) for finding in findings] == [
+        ("error", "data.test_file"),
+        ("missing", "data.train_file"),
+        ("missing", "resources.ranks"),
+        ("warning", "stages.rl"),
+    ]
+
+
+@pytest.mark.parametrize("lacking", [["resources.ranks=4"], ["resources=one_gpu"], ["minimum_free_disk_gigabytes=1e9"]])
+def test_what_only_this_machine_lacks_is_told_apart(lacking: list[str]) -> None:
+    assert {finding.level for finding in found("recipe=grpo_tiny", *lacking)} == {"missing"}
+    # What is wrong everywhere. Mutation: `missing` for a file that is there and cannot be read.
+    assert {finding.level for finding in found("recipe=smollm2_sums", "model.gguf.file=other.gguf")} == {"error"}
 
 
 OWN = {
