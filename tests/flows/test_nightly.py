@@ -43,7 +43,7 @@ def test_a_night_runs_its_recipes_and_judges_them(almanac: Almanac) -> None:
     """Mutation: judge before the run ended, or give the run the reference's seed; or let a recipe that was not started count as worse."""
     store(almanac, "small")
     store(almanac, "endless", seconds=1e6)
-    done = almanac("nightly", "small", "endless", "--budget-seconds", "480")
+    done = almanac("nightly", "small", "endless", "--budget-seconds", "400", timeout=560)
     assert done.returncode == 0, done.stdout + done.stderr
     found = verdict(almanac)
     small, endless = found["recipes"]
