@@ -60,6 +60,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     checked = verb("preflight", commands.preflight, "check everything that can be known before a run", overrides=True)
     checked.add_argument("--here", action="store_true", help="fail, too, when this machine lacks something that the recipe needs")
     reckoned = _reckoning_verbs(verb)
+    verb("validate", commands.validate, "make a recipe's data and check them: duplicates, contamination, answers, lengths, drift", overrides=True)
     shown = verb("show", commands.show, "what a run did and measured")
     shown.add_argument("run", nargs="?", default="latest", metavar="RUN", help="run id, or latest (the default)")
     ui = verb("ui", commands.ui, "open MLflow on a run")

@@ -78,6 +78,21 @@ def _length(stage: "StageConfig") -> list[str]:
     return [] if steps is None else [f"{most}{steps} steps"]
 
 
+def validate(arguments: argparse.Namespace) -> int:
+    """`almanac validate`: 1 where the data are not fit to be trained on, whatever `data.quality` says."""
+    from tasks.compose import compose
+    from tasks.stages import first_weights, prepared
+    from tasks.validate import PAGE
+    from tasks.validate import validate as check
+
+    config = compose(arguments.overrides)
+    found = check(config, prepared(config, first_weights(config)))
+    for problem in found.problems:
+        print(f"failed: {problem}")
+    print(f"{found.directory / PAGE}: {found.checks} checks, {len(found.problems)} failed")
+    return 1 if found.problems else 0
+
+
 def show(arguments: argparse.Namespace) -> int:
     """`almanac show`."""
     from tasks import record

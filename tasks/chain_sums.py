@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tasks.config import ChainSumConfig
+from tasks.config_data import ChainSumConfig
 
 HELD_OUT_SHARE = 4
 """Test and validation each take at most one in so many of the different sums with a number of terms: 2 terms have just 200."""

@@ -22,59 +22,9 @@ from engine.config import (
     Settings,
     TrainingConfig,
 )
+from tasks.config_data import DataConfig
 from tasks.problems import ConfigurationError, Problem
 from tasks.stage_config import AskingStageConfig, StageConfig, filters_can_drop, kind_of, references_hold
-
-
-class ChainSumConfig(Settings):
-    """Chained sums and differences of single digits, from `reasoning-gym` (`chain_sum`)."""
-
-    min_terms: Annotated[int, Field(ge=2)] = 2
-    max_terms: Annotated[int, Field(ge=2)] = 8
-    sft_rows: Positive = 20_000
-    """Conversations for supervised fine-tuning."""
-    train_rows: Positive = 4_000
-    validation_rows: Positive = 200
-    test_rows: Positive = 280
-    """Rows are spread evenly over the numbers of terms, as far as there are different sums."""
-    boxed_fraction: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Share of SFT answers that put the total into a box after the partial sums; the others just state it, as people do. Only a box is
-    scored, so a model that was taught both ways has something to find out."""
-    answer_line: bool = False
-    """What is scored is a line `Answer: 5` in place of a box, and `boxed_fraction` the share of such lines."""
-
-    @model_validator(mode="after")
-    def _terms_in_order(self) -> Self:
-        if self.max_terms < self.min_terms:
-            raise ValueError(f"max_terms ({self.max_terms}) is below min_terms ({self.min_terms})")
-        return self
-
-
-class DataConfig(Settings):
-    """Generated problems, or files of one's own: exactly one of `chain_sum` and `train_file`."""
-
-    chain_sum: ChainSumConfig | None = None
-    train_file: str | None = None
-    """Parquet or JSONL with prompt, data_source, ability, reward_model, extra_info. Relative paths start at the project's root."""
-    validation_file: str | None = None
-    test_file: str | None = None
-    """Where null, `held_out_fraction` of the training prompts is taken out for it, chosen by content hash."""
-    sft_file: str | None = None
-    """Parquet or JSONL with messages; needed when a stage of kind sft uses files."""
-    held_out_fraction: Annotated[float, Field(gt=0, lt=0.5)] = 0.1
-    prompt_suffix: str = ""
-    """Appended to the last user message of every prompt."""
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if self.chain_sum is None and self.train_file is None:
-            raise ValueError("no data; set train_file, or swap the group: data=chain_sum")
-        if self.chain_sum is not None and self.train_file is not None:
-            raise ValueError("chain_sum and train_file are both set; data=files takes chain_sum out")
-        unused = [name for name in ("validation_file", "test_file", "sft_file") if getattr(self, name) is not None]
-        if unused and self.train_file is None:
-            raise ValueError(f"{', '.join(unused)} would be ignored beside chain_sum; set train_file too, or leave them out")
-        return self
 
 
 class TrackingConfig(Settings):

@@ -1,6 +1,5 @@
 """Makes a data set's splits as parquet with a manifest, and loads them: the only way by which data reaches training and evaluation."""
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,10 +11,12 @@ import pyarrow.parquet
 
 from engine.atomic import atomic_directory
 from engine.prompts import Prompt, content_hash
-from tasks import workspace
-from tasks.config import DataConfig
+from tasks import readers, workspace
+from tasks.config_data import ColumnsConfig, DataConfig, RowsConfig
+from tasks.data_error import DataError
 from tasks.data_files import read_conversations, read_prompts
-from tasks.schemas import PROMPTS, DataError, check
+from tasks.mapping import bare, prompt_row, templated
+from tasks.schemas import PROMPTS, check
 
 Row = dict[str, Any]
 Messages = Sequence[dict[str, str]]
@@ -30,7 +31,7 @@ _COLUMNS = {
             ("data_source", pa.string()),
             ("ability", pa.string()),
             ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
-            ("extra_info", pa.struct([("split", pa.string()), ("index", pa.int64()), ("difficulty", pa.string())])),
+            ("extra_info", pa.struct([("split", pa.string()), ("index", pa.int64()), ("difficulty", pa.string()), ("prompt_tokens", pa.int64())])),
         ]
     ),
     "sft": pa.schema([("messages", _MESSAGES)]),
@@ -84,11 +85,11 @@ def prepare(
     """
     inputs = {name: workspace.root() / file for name in ("train", "validation", "test", "sft") if (file := getattr(config, f"{name}_file"))}
     made_from = {
-        "configuration": config.digest(),
+        "configuration": config.content().digest(),
         "seed": seed,
         "max_prompt_tokens": max_prompt_tokens,
         "counted_by": counted_by,
-        "inputs": {name: _sha256(path) for name, path in inputs.items() if path.is_file()},
+        "inputs": {name: readers.digest(path) for name, path in inputs.items() if path.exists()},
     }
     existing = _existing(directory, inputs)
     if existing is not None and existing["made_from"] == made_from and _intact(directory, existing):
@@ -96,17 +97,19 @@ def prepare(
 
     splits, dropped = _from_files(config, inputs) if inputs else _generated(config, seed)
     for name in PROMPT_SPLITS:
-        splits[name] = [{**row, "prompt": _with_suffix(row["prompt"], config.prompt_suffix)} for row in splits[name]]
+        splits[name] = [{**row, "prompt": templated(row["prompt"], config.rows_of(name))} for row in splits[name]]
         kept = _short_enough(splits[name], max_prompt_tokens, count_tokens, inputs.get(name, directory / f"{name}.parquet"))
         dropped[name]["too_long"] = len(splits[name]) - len(kept)
-        splits[name] = [{**row, "extra_info": {**row["extra_info"], "split": name, "index": i}} for i, row in enumerate(kept)]
+        splits[name] = [
+            {**row, "extra_info": {**row["extra_info"], "split": name, "index": i, "prompt_tokens": tokens}} for i, (row, tokens) in enumerate(kept)
+        ]
 
     with atomic_directory(directory) as fresh:
         manifest = {"made_from": made_from, "files": {}}
         for name, rows in splits.items():
             file = fresh / f"{name}.parquet"
             pa.parquet.write_table(pa.Table.from_pylist(rows, schema=_COLUMNS["sft" if name == "sft" else "prompts"]), file)
-            manifest["files"][file.name] = {"sha256": _sha256(file), "rows": len(rows), "dropped": dropped[name]}
+            manifest["files"][file.name] = {"sha256": readers.digest(file), "rows": len(rows), "dropped": dropped[name]}
         (fresh / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     return _prepared(directory, manifest, reused=False)
 
@@ -122,13 +125,13 @@ def load_prompts(path: Path) -> list[Prompt]:
             ground_truth=row["reward_model"]["ground_truth"],
             difficulty=row["extra_info"]["difficulty"],
         )
-        for index, row in enumerate(read_prompts(path))
+        for index, row in enumerate(read_prompts(path, RowsConfig()))
     ]
 
 
 def load_conversations(path: Path) -> list[list[dict[str, str]]]:
     """Conversations of a file, in its order. Raises `DataError` where a row is not what `schemas.CONVERSATIONS` asks for."""
-    return read_conversations(path)
+    return read_conversations(path, ColumnsConfig())
 
 
 def _generated(config: DataConfig, seed: int) -> tuple[dict[str, list[Row]], dict[str, dict[str, int]]]:
@@ -137,9 +140,9 @@ def _generated(config: DataConfig, seed: int) -> tuple[dict[str, list[Row]], dic
     assert config.chain_sum is not None, "DataConfig allows no other source without files"
     splits = chain_sums(config.chain_sum, seed)
     for name in PROMPT_SPLITS:
-        check(PROMPTS, splits[name], Path(f"chain_sum ({name})"))
+        check(PROMPTS, [prompt_row(row, RowsConfig()) for row in splits[name]], f"chain_sum ({name})")
     # What it is taught on must look like what it is asked.
-    splits["sft"] = [{"messages": _with_suffix(row["messages"], config.prompt_suffix)} for row in splits["sft"]]
+    splits["sft"] = [{"messages": templated(row["messages"], config)} for row in splits["sft"]]
     return splits, {name: {"duplicates": 0} for name in splits}
 
 
@@ -149,7 +152,7 @@ def _from_files(config: DataConfig, inputs: dict[str, Path]) -> tuple[dict[str, 
     prompts: dict[str, dict[str, int]] = {}  # split -> content hash -> row of its file
     for name in PROMPT_SPLITS:
         if name in inputs:
-            rows = read_prompts(inputs[name])
+            rows = read_prompts(inputs[name], config.rows_of(name))
             prompts[name] = _first_rows([content_hash(row["prompt"]) for row in rows])
             splits[name] = [rows[i] for i in prompts[name].values()]
             dropped[name] = {"duplicates": len(rows) - len(splits[name])}
@@ -159,7 +162,7 @@ def _from_files(config: DataConfig, inputs: dict[str, Path]) -> tuple[dict[str, 
     taken = [name for name in ("test", "validation") if name not in inputs]
     _take_held_out(splits, dropped, taken, config.held_out_fraction, inputs["train"])
     if "sft" in inputs:
-        splits["sft"], dropped["sft"] = _sft_from_file(splits, prompts, taken, config.prompt_suffix, inputs)
+        splits["sft"], dropped["sft"] = _sft_from_file(splits, prompts, taken, config, inputs)
     return splits, dropped
 
 
@@ -177,28 +180,28 @@ def _take_held_out(splits: dict[str, list[Row]], dropped: dict[str, dict[str, in
 
 
 def _sft_from_file(
-    splits: dict[str, list[Row]], prompts: dict[str, dict[str, int]], taken: Sequence[str], suffix: str, inputs: dict[str, Path]
+    splits: dict[str, list[Row]], prompts: dict[str, dict[str, int]], taken: Sequence[str], config: DataConfig, inputs: dict[str, Path]
 ) -> tuple[list[Row], dict[str, int]]:
-    conversations = read_conversations(inputs["sft"])
+    conversations = read_conversations(inputs["sft"], config.columns)
     first = _first_rows([content_hash(chat) for chat in conversations])
     questions: dict[str, int] = {}
     for row in first.values():
-        questions.setdefault(_question_hash(conversations[row], suffix), row)
+        questions.setdefault(_question_hash(conversations[row], config), row)
     for held_out in ("test", "validation"):
         if held_out in prompts:
             _refuse_overlap(held_out, prompts[held_out], "sft", questions, inputs)
     # The user could not know which prompts we would take: their conversations go out with them.
     hidden = {content_hash(row["prompt"]) for name in taken for row in splits[name]}
-    kept = [conversations[row] for row in first.values() if _question_hash(conversations[row], suffix) not in hidden]
+    kept = [conversations[row] for row in first.values() if _question_hash(conversations[row], config) not in hidden]
     if not kept:
         raise DataError(inputs["sft"], ["no conversation is left: all of them answer prompts of test or validation"])
     return [{"messages": chat} for chat in kept], {"duplicates": len(conversations) - len(first), "held_out": len(first) - len(kept)}
 
 
-def _question_hash(conversation: Messages, suffix: str) -> str:
-    """Hash of the turns before the first answer, as a prompt's is taken: without the suffix, which conversations may have or not."""
+def _question_hash(conversation: Messages, rows: RowsConfig) -> str:
+    """Hash of the turns before the first answer, as a prompt's is taken: without the template, which conversations may have or not."""
     answer = next(i for i, message in enumerate(conversation) if message["role"] == "assistant")
-    return content_hash([{**message, "content": message["content"].removesuffix(suffix)} for message in conversation[:answer]])
+    return content_hash(bare(conversation[:answer], rows))
 
 
 def _first_rows(hashes: Sequence[str]) -> dict[str, int]:
@@ -216,14 +219,9 @@ def _refuse_overlap(held_out: str, here: dict[str, int], other: str, there: dict
         raise DataError(inputs[held_out], problems)
 
 
-def _with_suffix(messages: Messages, suffix: str) -> list[dict[str, str]]:
-    last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=-1)
-    return [{**message, "content": message["content"] + suffix} if i == last else dict(message) for i, message in enumerate(messages)]
-
-
-def _short_enough(rows: list[Row], limit: int, count_tokens: Callable[[Messages], int], source: Path) -> list[Row]:
+def _short_enough(rows: list[Row], limit: int, count_tokens: Callable[[Messages], int], source: Path) -> list[tuple[Row, int]]:
     lengths = [count_tokens(row["prompt"]) for row in rows]
-    kept = [row for row, length in zip(rows, lengths, strict=True) if length <= limit]
+    kept = [(row, length) for row, length in zip(rows, lengths, strict=True) if length <= limit]
     if not kept:
         raise DataError(
             source, [f"no prompt is left: all {len(rows)} have more than max_prompt_tokens ({limit}) tokens; the shortest has {min(lengths)}"]
@@ -250,7 +248,7 @@ def _existing(directory: Path, inputs: dict[str, Path]) -> dict[str, Any] | None
 
 
 def _intact(directory: Path, manifest: dict[str, Any]) -> bool:
-    return all((directory / name).is_file() and _sha256(directory / name) == file["sha256"] for name, file in manifest["files"].items())
+    return all((directory / name).is_file() and readers.digest(directory / name) == file["sha256"] for name, file in manifest["files"].items())
 
 
 def _prepared(directory: Path, manifest: dict[str, Any], *, reused: bool) -> PreparedData:
@@ -262,8 +260,3 @@ def _prepared(directory: Path, manifest: dict[str, Any], *, reused: bool) -> Pre
         dropped={split: file["dropped"] for split, file in files.items()},
         reused=reused,
     )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -18,6 +18,7 @@ from engine.rollout.plan import SamplePlan
 from engine.trainer.samples import scored
 from engine.trainer.session import Session
 from tasks import plots
+from tasks.schemas import DIFFICULTY, check
 from tasks.stage_config import DifficultyStageConfig
 
 ROLLOUTS, RATES, HISTOGRAM, PICTURE = "rollouts", "difficulty.parquet", "histogram.json", "histogram.png"
@@ -122,6 +123,7 @@ def write_ratings(ratings: Sequence[Rating], directory: Path) -> None:
         {"prompt": rating.prompt, "data_source": rating.data_source, "right": rating.right, "samples": rating.samples, "rate": rating.rate}
         for rating in ratings
     ]
+    check(DIFFICULTY, rows, directory / RATES)
     with atomic_file(directory / RATES) as file:
         parquet.write_table(pa.Table.from_pylist(rows), file)
     counts = histogram(ratings)

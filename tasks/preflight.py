@@ -4,11 +4,10 @@ Imports torch only where a module of one's own does."""
 
 import importlib.util
 import itertools
-import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,13 +22,12 @@ from engine.rewards.types import Function
 from engine.rollout import registry as rollout
 from engine.training import registry as training
 from engine.workers.registry import ANNOTATORS
-from tasks import workspace
+from tasks import readers, workspace
 from tasks.config import RecipeConfig
+from tasks.data_error import DataError
+from tasks.mapping import lacking
 from tasks.stage_config import DropEasyStageConfig
 from tasks.tracker_location import check_writable
-
-PROMPT_COLUMNS = ("prompt", "data_source", "ability", "reward_model", "extra_info")
-CONVERSATION_COLUMNS = ("messages",)
 
 # Agreement of trainer and rollout log-probs that bfloat16 cannot give.
 _BFLOAT16_FLOOR = 1e-2
@@ -101,56 +99,36 @@ def _gguf(gguf: GgufConfig) -> Iterator[Finding]:
 
 
 def _data(config: RecipeConfig) -> Iterator[Finding]:
-    for name in ("train_file", "validation_file", "test_file"):
-        if (file := getattr(config.data, name)) is not None:
-            yield from _file(f"data.{name}", workspace.root() / file, PROMPT_COLUMNS)
+    for name in ("train", "validation", "test"):
+        if (file := getattr(config.data, f"{name}_file")) is not None:
+            yield from _file(f"data.{name}_file", workspace.root() / file, config.data.rows_of(name).needed())
+    for file in config.data.checks.evaluation_files:
+        yield from _file("data.checks.evaluation_files", workspace.root() / file, config.data.shape_of_evaluations().needed())
     if config.data.sft_file is not None:
-        yield from _file("data.sft_file", workspace.root() / config.data.sft_file, CONVERSATION_COLUMNS)
+        yield from _file("data.sft_file", workspace.root() / config.data.sft_file, {"messages": config.data.columns.messages})
 
 
-def _file(key: str, path: Path, needed: tuple[str, ...]) -> Iterator[Finding]:
-    if path.suffix not in (".parquet", ".jsonl"):
-        yield Finding("error", key, f"{path} ends in neither .parquet nor .jsonl; convert it, or rename it if it is one of them")
-        return
-    if not path.exists():
-        yield Finding("missing", key, f"{path} does not exist; relative paths start at the root")
-        return
-    if not path.is_file():
-        yield Finding("error", key, f"{path} is not a file; relative paths start at the root")
-        return
-    if path.stat().st_size == 0:
-        yield Finding("error", key, f"{path} is empty")
+def _file(key: str, path: Path, needed: Mapping[str, str]) -> Iterator[Finding]:
+    """Arrow takes a moment to import, and only recipes with files need it here."""
+    try:
+        reader = readers.reader_of(path)
+    except DataError as error:
+        level: Literal["error", "missing"] = "error" if path.exists() else "missing"
+        hint = "" if path.exists() else "; relative paths start at the root"
+        yield from (Finding(level, key, f"{path} {problem}{hint}") for problem in error.problems)
         return
     try:
-        rows, lacking = _parquet_head(path, needed) if path.suffix == ".parquet" else (_jsonl_head(path), [])
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        yield Finding("error", key, f"{path} cannot be read as {path.suffix[1:]} ({reason}); write it anew")
+        columns = reader.columns(path)
+    except DataError as error:
+        yield from (Finding("error", key, f"{path} {problem}") for problem in error.problems)
         return
-    if not rows:
+    except (OSError, ValueError) as error:
+        yield Finding("error", key, f"{path} cannot be read as {reader.name} ({str(error).splitlines()[0]}); write it anew")
+        return
+    if columns == []:
         yield Finding("error", key, f"{path} has no rows")
-    for column in lacking:
-        yield Finding("error", key, f"{path} lacks the column {column}; it needs: {', '.join(needed)}")
-
-
-def _parquet_head(path: Path, needed: tuple[str, ...]) -> tuple[int, list[str]]:
-    """Number of rows, and the columns that are missing; from the file's footer alone."""
-    # Arrow takes a moment to import, and only recipes with files need it here. Its ArrowInvalid is a ValueError.
-    from pyarrow import parquet
-
-    with parquet.ParquetFile(path) as file:
-        return file.metadata.num_rows, [column for column in needed if column not in file.schema_arrow.names]
-
-
-def _jsonl_head(path: Path) -> int:
-    """1 if there is a row, else 0. Which columns there are only all rows can tell: a column of nulls may be left out of some."""
-    with path.open(encoding="utf-8") as lines:
-        first = next((line for line in lines if line.strip()), None)
-    if first is None:
-        return 0
-    if not isinstance(json.loads(first), dict):
-        raise ValueError("its first line is not a JSON object")
-    return 1
+    elif columns is not None:
+        yield from (Finding("error", key, f"{path} {problem}") for problem in lacking(needed, columns))
 
 
 def _own_modules(config: RecipeConfig) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from tasks.stage_config import kind_of
 START_PREFECT = "start Prefect"
 CREATE_MODEL = "create model"
 PREPARE_DATA = "prepare data"
+VALIDATE_DATA = "validate data"
 START_ENGINE = "start engine"
 FINISH = "plots, records"
 
@@ -62,7 +63,8 @@ def evaluation_phase(label: str) -> str:
 
 def planned_phases(config: RecipeConfig) -> list[str]:
     """All phases of a recipe, in order; a stage is a phase with the stage's name."""
-    phases = [START_PREFECT, CREATE_MODEL, PREPARE_DATA, START_ENGINE, evaluation_phase(BASE)]
+    validated = [] if config.data.quality == "off" else [VALIDATE_DATA]
+    phases = [START_PREFECT, CREATE_MODEL, PREPARE_DATA, *validated, START_ENGINE, evaluation_phase(BASE)]
     for name, stage in config.stages.items():
         phases += [name, evaluation_phase(name)] if kind_of(stage).trains else [name]
     return [*phases, FINISH]

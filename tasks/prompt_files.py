@@ -11,7 +11,7 @@ from engine.config import RLStageConfig
 from engine.prompts import Prompt
 from tasks import data
 from tasks.data import PreparedData
-from tasks.schemas import DataError
+from tasks.data_error import DataError
 from tasks.stage_config import AskingStageConfig, DropEasyStageConfig
 
 PROMPTS = "prompts.parquet"

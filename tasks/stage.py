@@ -10,10 +10,10 @@ from pathlib import Path
 from tasks import record, workspace
 from tasks.compose import compose
 from tasks.config import RecipeConfig
+from tasks.data_error import DataError
 from tasks.progress import Listener, Notice
 from tasks.record import RunRecord, StageRecord
 from tasks.run_lock import only_run
-from tasks.schemas import DataError
 from tasks.stage_config import DifficultyStageConfig, DropEasyStageConfig
 
 ARGUMENT = "stage="

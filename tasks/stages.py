@@ -18,7 +18,7 @@ from engine.tokenizer import render_prompt
 from engine.trainer import evaluation
 from engine.trainer.evaluation import Evaluation
 from engine.trainer.session import Session
-from tasks import data, drop_easy, fingerprint, kinds, workspace
+from tasks import data, drop_easy, fingerprint, kinds, validate, workspace
 from tasks.accuracy import Accuracy, accuracy, record_gain
 from tasks.config import RecipeConfig
 from tasks.context import RunContext
@@ -29,6 +29,7 @@ from tasks.progress import (
     CREATE_MODEL,
     PREPARE_DATA,
     START_ENGINE,
+    VALIDATE_DATA,
     Listener,
     Notice,
     devices,
@@ -84,6 +85,24 @@ def prepare_data(context: RunContext) -> None:
                 context.listener(Notice(text=text))
         result.append(f"{context.data.rows['train']} prompts")
         result.append(f"{context.data.rows['test']} to test")
+
+
+def validate_data(context: RunContext) -> None:
+    """The verdict on the prepared splits, with its pages among the run's artifacts.
+
+    Raises:
+        DataError: the data are not fit, and `data.quality` is `error`; names split, rows and settings.
+    """
+    with told(context.listener, VALIDATE_DATA) as result:
+        found = validate.validate(context.config, context.data)
+        for path in found.files():
+            context.tracker.log_file(path, str(Path("data_quality") / path.parent.relative_to(found.directory)))
+        if context.config.data.quality == "error":
+            validate.refuse(found, context.data.directory)
+        for problem in found.problems:
+            context.listener(Notice(text=problem))
+        failed = f", {len(found.problems)} failed" if found.problems else ""
+        result.append(f"{found.checks} checks{failed}{' (as before)' if found.reused else ''}")
 
 
 def evaluate(context: RunContext, label: str) -> None:

@@ -21,10 +21,12 @@ from engine.events import Event, SamplesGenerated, StageFinished, StepFinished, 
 from tasks import journal, plots, show, traces, workspace
 from tasks.accuracy import Accuracy, accuracy
 from tasks.config import RecipeConfig
+from tasks.data_error import DataError
 from tasks.failure import reason
 from tasks.journal import DatasetUsed, EvaluationFinished, FileSaved, LoggedEvent, ModelSaved, RunFinished, RunStarted, StageReused
 from tasks.mlflow_writer import MLflowWriter
 from tasks.record import RunRecord
+from tasks.schemas import METRICS, ROLLOUTS, check
 from tasks.stage_config import kind_of
 from tasks.tracker_location import check_writable, experiment_name, tracking_uri
 
@@ -146,7 +148,9 @@ class Tracker:
             if self._newest_trace is not None and self._newest_trace.step != 1:
                 self._show_trace(self._newest_trace)
             self._newest_trace = None
-            self._draw(plots.stage_figures(journal.read_events(self.events_file), event.stage), event.stage)
+            events = journal.read_events(self.events_file)
+            self._look_at(events, event.stage)
+            self._draw(plots.stage_figures(events, event.stage), event.stage)
 
     def log_dataset(self, name: str, digest: str, rows: int, context: str, source: str, used_by: Sequence[str] = ()) -> None:
         """A split that the run reads. `context`: training, validation or test. `used_by`: stages, and `evaluation`, that show it too.
@@ -154,6 +158,10 @@ class Tracker:
         Call it before they start.
         """
         self._log(DatasetUsed(name=name, digest=digest, rows=rows, context=context, source=source, used_by=list(used_by)))
+
+    def log_file(self, path: Path, folder: str) -> None:
+        """A file about the whole run, which MLflow shows under `folder`."""
+        self._log(FileSaved(stage=None, file=str(path), folder=folder))
 
     def log_model(self, stage: str, step: int, directory: Path) -> None:
         """A stage's weights, complete, in Hugging Face format."""
@@ -200,6 +208,18 @@ class Tracker:
     def _show_trace(self, trace: Trace) -> None:
         for path in traces.write(trace, self.events_file.parent / "traces" / trace.stage):
             self._log(FileSaved(stage=trace.stage, file=str(path), folder="traces"))
+
+    def _look_at(self, events: Sequence[LoggedEvent], stage: str) -> None:
+        """Whether what a stage measured is what those who read it expect. A stage that is done is not lost over a wrong record: the log says so."""
+        steps = [event for event in events if isinstance(event, StepFinished) and event.stage == stage]
+        metrics = [{"step": event.step, "name": name, "value": value} for event in steps for name, value in event.metrics.items()]
+        samples = [row for event in events if isinstance(event, SamplesGenerated) and event.stage == stage for row in event.rows]
+        for schema, rows in ((METRICS, metrics), (ROLLOUTS, samples)):
+            try:
+                if rows:
+                    check(schema, rows, f"{self.events_file}, {schema.name} of stage {stage}")
+            except DataError as error:
+                logger.warning(error)
 
     def _draw(self, figures: Mapping[str, Any], stage: str | None) -> None:
         directory = self.events_file.parent / "plots" / (stage or "")

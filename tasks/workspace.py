@@ -24,6 +24,11 @@ def data_directory(name: str) -> Path:
     return root() / "data" / name
 
 
+def quality_directory(name: str) -> Path:
+    """What was found out about the versions of the data set `name`, one directory for each."""
+    return root() / "data" / f"{name}.quality"
+
+
 def artifacts_directory() -> Path:
     """MLflow's artifacts, where no tracking server says otherwise."""
     return root() / "mlruns"

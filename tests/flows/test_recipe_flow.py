@@ -194,13 +194,13 @@ def overlapping(almanac: Almanac) -> list[str]:
     other = row | {"prompt": [{"role": "user", "content": "4 + 5 ="}]}
     (almanac.root / "train.jsonl").write_text("\n".join(json.dumps(line) for line in (other, row)))
     (almanac.root / "test.jsonl").write_text(json.dumps(row))
-    return ["recipe=grpo_tiny", "~stages.sft", "data=files", "data.train_file=train.jsonl", "data.test_file=test.jsonl", "name=overlapping"]
+    return ["recipe=grpo_tiny", "~stages.sft", "data=files", "data.train_file=train.jsonl", "data.test_file=test.jsonl"]
 
 
 def test_bad_data_end_the_run_with_2_and_leave_nothing_half_written(almanac: Almanac, overlapping: list[str]) -> None:
     from mlflow import MlflowClient
 
-    done = almanac("run", *overlapping)
+    done = almanac("run", *overlapping, "name=overlapping")
     assert done.returncode == 2
     assert "test.jsonl" in done.stderr
     assert "row 0" in done.stderr
@@ -212,3 +212,22 @@ def test_bad_data_end_the_run_with_2_and_leave_nothing_half_written(almanac: Alm
     assert not (almanac.root / "data" / "overlapping").exists()
     run = MlflowClient(shown["mlflow"]["tracking_uri"]).get_run(shown["mlflow"]["run_id"])
     assert run.info.status == "FAILED"
+
+
+# Mutation: leave `validate_data` out of the flow, or refuse before the pages are logged.
+def test_unfit_data_end_the_run_with_2_and_say_why_in_mlflow(almanac: Almanac, shown: dict, overlapping: list[str]) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(shown["mlflow"]["tracking_uri"])
+    pages = {"data_quality/index.html", "data_quality/summary.json", "data_quality/data_docs"}
+    assert {file.path for file in client.list_artifacts(shown["mlflow"]["run_id"], "data_quality")} == pages
+    row = json.loads((almanac.root / "test.jsonl").read_text())
+    # Two of them: one may be taken out for validation.
+    train = [row | {"prompt": text} for text in ("4 + 5 =", "What is 1 + 2 = ?", "Tell me 1 + 2 = now")]
+    (almanac.root / "train.jsonl").write_text("\n".join(json.dumps(line) for line in train))
+    done = almanac("run", *overlapping, "name=unfit")
+    assert done.returncode == 2
+    assert "test: 1 rows share a run of words with what is learnt from" in done.stderr
+    failed = json.loads(almanac("show", "latest", "--json").stdout)
+    assert {file.path for file in client.list_artifacts(failed["mlflow"]["run_id"], "data_quality")} == pages
+    assert almanac("validate", *overlapping, "name=unfit").returncode == 1

@@ -274,7 +274,7 @@ def test_resolved_configuration_is_read_back_equal(tmp_path) -> None:
 @given(suffix=st.text(st.characters(codec="utf-8", exclude_categories=("Cs",))), rate=st.floats(0, 1e300))
 def test_resolved_configuration_keeps_any_text_and_number(tmp_path_factory, suffix: str, rate: float) -> None:
     dumped = BASE.model_dump()
-    dumped["data"]["prompt_suffix"] = suffix
+    dumped["data"]["prompt_template"] = "{prompt}" + suffix.replace("{prompt}", "")
     dumped["stages"]["rl"]["training"]["optimizer"]["learning_rate"] = rate
     config = RecipeConfig.model_validate(dumped)
     path = tmp_path_factory.getbasetemp() / "resolved.yaml"

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from engine.prompts import content_hash
 from tasks.chain_sums import chain_sums, partial_sums
-from tasks.config import ChainSumConfig, DataConfig
+from tasks.config_data import ChainSumConfig, DataConfig
 from tasks.data import PreparedData, load_conversations, load_prompts, prepare
-from tasks.schemas import DataError
+from tasks.data_error import DataError
 
 SMALL = ChainSumConfig(max_terms=4, sft_rows=300, train_rows=120, validation_rows=20, test_rows=31)
 
@@ -147,8 +147,8 @@ def test_more_sums_than_there_are_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
-def test_the_suffix_ends_every_user_message(tmp_path: Path) -> None:
-    data = made(DataConfig(chain_sum=SMALL, prompt_suffix=" Box it."), tmp_path)
+def test_the_template_is_around_every_user_message(tmp_path: Path) -> None:
+    data = made(DataConfig(chain_sum=SMALL, prompt_template="{prompt} Box it."), tmp_path)
     assert all(prompt.messages[-1]["content"].endswith("= Box it.") for prompt in load_prompts(data.path("test")))
     assert all(chat[0]["content"].endswith("= Box it.") for chat in load_conversations(data.path("sft")))
 
@@ -167,7 +167,7 @@ def test_a_set_is_reused_until_settings_or_files_change(tmp_path: Path) -> None:
     assert not made(config, tmp_path).reused
     assert not made(config, tmp_path, limit=100).reused
     assert not made(config, tmp_path, limit=100, counted_by="another tokenizer").reused
-    assert not made(DataConfig(chain_sum=SMALL, prompt_suffix="!"), tmp_path).reused
+    assert not made(DataConfig(chain_sum=SMALL, prompt_template="{prompt}!"), tmp_path).reused
     assert made(config, tmp_path).digests == first.digests
     first.path("train").write_bytes(first.path("test").read_bytes())
     assert not made(config, tmp_path).reused
@@ -212,7 +212,7 @@ def test_own_files_go_in(tmp_path: Path, extension: str) -> None:
         test_file=write(tmp_path / f"test{extension}", [row("another", "9", source="a book")]),
         sft_file=write(tmp_path / f"sft{extension}", [answer("question 1"), answer("else")]),
         held_out_fraction=0.2,
-        prompt_suffix=" ?",
+        prompt_template="{prompt} ?",
     )
     data = made(config, tmp_path)
     assert (data.rows["train"], data.rows["validation"], data.rows["test"]) == (16, 4, 1)
@@ -247,12 +247,14 @@ def test_held_out_prompts_are_chosen_by_content(tmp_path: Path) -> None:
     assert len(set.union(*chosen[0].values())) == 30
 
 
-# Mutation: keep SFT rows whatever was held out, or compare them with their suffix on.
+# Mutation: keep SFT rows whatever was held out, or compare them with their template on.
 @pytest.mark.parametrize("suffix", ["", " Box it."])
 def test_sft_rows_of_prompts_that_we_hold_out_are_left_out(tmp_path: Path, suffix: str) -> None:
     conversations = [answer(f"question {i}{suffix}") for i in range(30)] + [answer(f"question 0{suffix}")]
     config = DataConfig(
-        train_file=write(tmp_path / "train.jsonl", rows(30)), sft_file=write(tmp_path / "sft.jsonl", conversations), prompt_suffix=" Box it."
+        train_file=write(tmp_path / "train.jsonl", rows(30)),
+        sft_file=write(tmp_path / "sft.jsonl", conversations),
+        prompt_template="{prompt} Box it.",
     )
     data = made(config, tmp_path)
     assert data.dropped["sft"] == {"duplicates": 1, "held_out": 6}
@@ -349,8 +351,8 @@ def test_a_file_that_is_not_parquet(tmp_path: Path, garbage: bytes) -> None:
 
 
 def test_an_extension_that_nobody_knows(tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text("prompt,answer\n")
-    assert "has the extension '.csv'; data files are .parquet or .jsonl" in bad_file(tmp_path / "train.csv", tmp_path)
+    (tmp_path / "train.xls").write_text("prompt,answer\n")
+    assert "has the extension '.xls'; data are .parquet, .jsonl, .json, .csv, or a directory" in bad_file(tmp_path / "train.xls", tmp_path)
 
 
 # Mutation: count only the lines that are not blank.
@@ -367,17 +369,20 @@ def test_broken_lines_are_named(tmp_path: Path) -> None:
 # --- bad rows
 
 
-@pytest.mark.parametrize("column", ["prompt", "data_source", "ability", "reward_model", "extra_info"])
+@pytest.mark.parametrize("column", ["prompt", "data_source", "ability", "reward_model"])
 def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path, column: str) -> None:
     content = [{name: value for name, value in row(str(i), note="x").items() if name != column} for i in range(20)]
     message = refused(content, tmp_path)
-    assert f"lacks the column {column}; it has: " in message
+    path = "reward_model.ground_truth" if column == "reward_model" else column
+    assert f"lacks the column {path}; it has: " in message
     assert "note" in message.split("it has: ")[1]
 
 
+PATHS = {"reward_model": "reward_model.ground_truth", "extra_info": "extra_info.difficulty"}
 CELLS: list[tuple[str, Any, str]] = [
     ("prompt", None, "is null"),
-    ("prompt", "4 + 3 =", "must be a list of messages"),
+    ("prompt", " ", "must be a list of messages"),
+    ("prompt", 4, "must be a list of messages"),
     ("prompt", [], "must be a list of messages"),
     ("prompt", [{"role": "user"}], "must be a list of messages"),
     ("prompt", [{"role": "user", "content": " "}], "must be a list of messages"),
@@ -388,16 +393,16 @@ CELLS: list[tuple[str, Any, str]] = [
     ("ability", "", "must be text"),
     ("reward_model", None, "is null"),
     ("reward_model", "rule", "must be an object"),
-    ("reward_model", {"style": "rule"}, "ground_truth is empty"),
-    ("reward_model", {"style": "rule", "ground_truth": None}, "ground_truth is empty"),
-    ("reward_model", {"style": "rule", "ground_truth": ""}, "ground_truth is empty"),
-    ("reward_model", {"style": "rule", "ground_truth": " \n"}, "ground_truth is empty"),
-    ("reward_model", {"style": "rule", "ground_truth": float("nan")}, "ground_truth is empty"),
-    ("reward_model", {"style": "rule", "ground_truth": "\0"}, "ground_truth is empty"),
-    ("reward_model", {"style": "rule", "ground_truth": "7\0"}, "ground_truth must be text without null bytes"),
-    ("reward_model", {"style": "rule", "ground_truth": float("inf")}, "ground_truth must be text without null bytes, or a finite number"),
-    ("reward_model", {"style": "rule", "ground_truth": True}, "ground_truth must be text"),
-    ("reward_model", {"style": "rule", "ground_truth": ["7"]}, "ground_truth must be text"),
+    ("reward_model", {"style": "rule"}, "is null"),
+    ("reward_model", {"style": "rule", "ground_truth": None}, "is null"),
+    ("reward_model", {"style": "rule", "ground_truth": ""}, "is empty"),
+    ("reward_model", {"style": "rule", "ground_truth": " \n"}, "is empty"),
+    ("reward_model", {"style": "rule", "ground_truth": float("nan")}, "is empty"),
+    ("reward_model", {"style": "rule", "ground_truth": "\0"}, "is empty"),
+    ("reward_model", {"style": "rule", "ground_truth": "7\0"}, "must be text without null bytes"),
+    ("reward_model", {"style": "rule", "ground_truth": float("inf")}, "must be text without null bytes, or a finite number"),
+    ("reward_model", {"style": "rule", "ground_truth": True}, "must be text"),
+    ("reward_model", {"style": "rule", "ground_truth": ["7"]}, "must be text"),
     ("extra_info", "hard", "must be an object"),
 ]
 
@@ -408,7 +413,7 @@ def test_a_bad_cell_is_named_with_row_column_value_and_reason(tmp_path: Path, co
     content = rows(20)
     content[13][column] = value
     message = refused(content, tmp_path)
-    assert f"row 13 (from 0), column {column}: {reason}" in message
+    assert f"row 13 (from 0), column {PATHS.get(column, column)}: {reason}" in message
     assert "its value is" in message
     assert "problems" not in message  # One cell, one reason.
 
@@ -418,7 +423,7 @@ def test_nulls_in_parquet_are_named_too(tmp_path: Path, column: str, value: Any,
     content = rows(20)
     content[13][column] = value
     write(tmp_path / "train.parquet", content)
-    assert f"row 13 (from 0), column {column}: {reason}" in bad_file(tmp_path / "train.parquet", tmp_path)
+    assert f"row 13 (from 0), column {PATHS.get(column, column)}: {reason}" in bad_file(tmp_path / "train.parquet", tmp_path)
 
 
 # Mutation: stop at the first problem, or show all of a thousand.
@@ -453,7 +458,7 @@ def test_numeric_ground_truths_become_text(tmp_path: Path, value: Any, text: str
 def test_a_number_column_with_a_hole_does_not_become_nan(tmp_path: Path) -> None:
     content = [row("a", 1.0), row("b", 2.0), row("c", None)]
     write(tmp_path / "train.parquet", content)
-    with pytest.raises(DataError, match=r"row 2 \(from 0\), column reward_model: ground_truth is empty"):
+    with pytest.raises(DataError, match=r"row 2 \(from 0\), column reward_model\.ground_truth: is null"):
         load_prompts(tmp_path / "train.parquet")
 
 

@@ -14,9 +14,9 @@ from engine.events import Event, StepFinished
 from engine.prompts import Prompt, sample_seed
 from engine.rollout.plan import SamplePlan
 from tasks import difficulty
+from tasks.data_error import DataError
 from tasks.difficulty import Rating, batch_file, histogram, rate, ratings_of, results, within
 from tasks.prompt_files import PROMPTS, write_kept
-from tasks.schemas import DataError
 from tasks.stage_config import DifficultyStageConfig
 
 CONFIG = DifficultyStageConfig(kind="difficulty", samples_per_prompt=4, max_prompt_tokens=8, max_response_tokens=8, prompts_per_batch=3)

@@ -149,12 +149,14 @@ def test_bad_files_are_found_together(root: Path) -> None:
     """Mutation: read columns only of files with rows, or stop at the first bad file."""
     (root / "empty.parquet").touch()
     (root / "folder.jsonl").mkdir()
-    (root / "sft.csv").write_text("a,b\n")
-    overrides = ["data.train_file=missing.parquet", "data.validation_file=empty.parquet", "data.test_file=folder.jsonl", "data.sft_file=sft.csv"]
+    (root / "sft.xls").write_text("a,b\n")
+    overrides = ["data.train_file=missing.parquet", "data.validation_file=empty.parquet", "data.test_file=folder.jsonl", "data.sft_file=sft.xls"]
     assert [str(finding) for finding in found(*FILES, *overrides)] == [
-        f"data.validation_file: {root}/empty.parquet is empty",
-        f"data.test_file: {root}/folder.jsonl is not a file; relative paths start at the root",
-        f"data.sft_file: {root}/sft.csv ends in neither .parquet nor .jsonl; convert it, or rename it if it is one of them",
+        f"data.validation_file: {root}/empty.parquet is empty (0 bytes)",
+        f"data.test_file: {root}/folder.jsonl is a directory without state.json, so datasets.save_to_disk did not write it; "
+        "name a file (.parquet, .jsonl, .json, .csv)",
+        f"data.sft_file: {root}/sft.xls has the extension '.xls'; data are .parquet, .jsonl, .json, .csv, "
+        "or a directory that datasets.save_to_disk wrote",
         f"data.train_file: {root}/missing.parquet does not exist; relative paths start at the root",
     ]
 
@@ -183,7 +185,7 @@ def test_parquet_without_a_row_or_a_column(root: Path) -> None:
     findings = found(*FILES, "data.train_file=lacking.parquet", "data.test_file=none.parquet")
     assert [finding.text.split(";")[0] for finding in findings] == [
         f"{root}/lacking.parquet lacks the column ability",
-        f"{root}/lacking.parquet lacks the column reward_model",
+        f"{root}/lacking.parquet lacks the column reward_model.ground_truth",
         f"{root}/none.parquet has no rows",
     ]
 
