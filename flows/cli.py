@@ -79,10 +79,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     evaluate = verb("evaluate", commands.evaluate, "accuracy of a model on a recipe's test set (default: grpo_tiny)")
     evaluate.add_argument("model", metavar="MODEL", help="Hugging Face directory or hub name")
     evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and settings in Hydra's grammar")
-    rated, dropped = _prompts(verb)
+    asked = _asked(verb)
+    dropped = _drop_easy(verb)
     nightly_commands.add(verb)
     verb("list", commands.list_names, "recipes, models, data, algorithms, rewards and resources, with what they are")
-    for added in (shown, doctor, evaluate, *reckoned, rated, dropped):
+    for added in (shown, doctor, evaluate, *reckoned, *asked, dropped):
         added.add_argument("--json", action="store_true", help="for programs")
 
     arguments, rest = parser.parse_known_args(argv)
@@ -119,14 +120,23 @@ def _reckoning_verbs(verb: Verb) -> list[argparse.ArgumentParser]:
     return [estimated, planned]
 
 
-def _prompts(verb: Verb) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """What is about prompts."""
+def _asked(verb: Verb) -> list[argparse.ArgumentParser]:
+    """What asks a model and changes nothing."""
     from flows import commands
 
     rated = verb("difficulty", commands.difficulty, "how often a model answers each training prompt of a recipe right (default: grpo_tiny)")
-    rated.add_argument("model", metavar="MODEL", help="Hugging Face directory or hub name")
-    rated.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and settings in Hydra's grammar")
-    rated.add_argument("--stage", help="stage of kind difficulty whose settings are taken; without it the first, or else those of the first RL stage")
+    text = "accuracy, diversity and entropy of a model over temperatures, and which one to train at (default: grpo_tiny)"
+    searched = verb("temperature-search", commands.temperature_search, text)
+    for added, kind in ((rated, "difficulty"), (searched, "temperature_search")):
+        added.add_argument("model", metavar="MODEL", help="Hugging Face directory or hub name")
+        added.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and settings in Hydra's grammar")
+        added.add_argument("--stage", help=f"stage of kind {kind} whose settings are taken; without it the first, or else as the first RL stage asks")
+    return [rated, searched]
+
+
+def _drop_easy(verb: Verb) -> argparse.ArgumentParser:
+    from flows import commands
+
     dropped = verb("drop-easy", commands.drop_easy, "the prompts that a run's RL stage was trained on, without those that it answers too well")
     dropped.add_argument("run", nargs="?", default="latest", metavar="RUN", help="run id, or latest (the default)")
     dropped.add_argument("--stage", action="append", required=True, help="RL stage whose logged outcomes are looked at; may be said again")
@@ -134,7 +144,7 @@ def _prompts(verb: Verb) -> tuple[argparse.ArgumentParser, argparse.ArgumentPars
     dropped.add_argument("--estimator", choices=("mean", "latest"), default="mean", help="over all visits, or the last one's (default mean)")
     dropped.add_argument("--min-visits", type=int, default=1, help="prompts visited less often are kept (default 1)")
     dropped.add_argument("--output", metavar="FILE", help="parquet file for the prompts that are kept; under .work/drop_easy without it")
-    return rated, dropped
+    return dropped
 
 
 def _is_bad_input(error: Exception) -> bool:

@@ -197,7 +197,7 @@ def difficulty(arguments: argparse.Namespace) -> int:
     from flows import run as runs
     from tasks import difficulty as ratings
 
-    config, found = runs.difficulty(arguments.model, _with_recipe(arguments.overrides), arguments.stage)
+    config, found = runs.asked(arguments.model, _with_recipe(arguments.overrides), "difficulty", arguments.stage)
     directory = Path(found.output or "")
     counts = json.loads((directory / ratings.HISTOGRAM).read_text())["prompts_by_right_samples"]
     if arguments.json:
@@ -211,6 +211,31 @@ def difficulty(arguments: argparse.Namespace) -> int:
         table.add_row(str(right), f"{count:,}", f"{100 * count / sum(counts):.1f} %")
     plain_console().print(table)
     _print_results(found.results, directory)
+    return 0
+
+
+def temperature_search(arguments: argparse.Namespace) -> int:
+    """`almanac temperature-search`."""
+    from flows import run as runs
+    from tasks.temperature_search import Search
+
+    config, stage = runs.asked(arguments.model, _with_recipe(arguments.overrides), "temperature_search", arguments.stage)
+    directory = Path(stage.output or "")
+    found = Search.read(directory)
+    if arguments.json:
+        told = {"model": arguments.model, "recipe": config.name, "stage": stage.name, **found.model_dump(mode="json")}
+        print(json.dumps({**told, "output": stage.output}, indent=2))
+        return 0
+    title = f"{found.samples_per_prompt} samples to each of {found.prompts} prompts, in {found.unit}"
+    table = Table(box=None, padding=(0, 3, 0, 0), title=title, title_justify="left")
+    for heading in ("temperature", "accuracy, %", "diversity", "entropy", "entropy at 1", "tokens"):
+        table.add_column(heading, justify="right")
+    for point in found.points:
+        accuracy = f"{100 * point.accuracy:.1f} [{100 * point.accuracy_low:.1f}, {100 * point.accuracy_high:.1f}]"
+        entropies = f"{point.entropy:.3f}", f"{point.entropy_temperature_1:.3f}"
+        style = "bold" if point.temperature == found.picked.temperature else None
+        table.add_row(f"{point.temperature:g}", accuracy, f"{point.diversity:.3f}", *entropies, f"{point.tokens_mean:.1f}", style=style)
+    plain_console().print(table, f"picked {found.picked.temperature:g}: {found.picked.because}", str(directory), sep="\n", soft_wrap=True)
     return 0
 
 

@@ -100,8 +100,8 @@ def evaluate(model: str, overrides: Sequence[str]) -> "tuple[RecipeConfig, Accur
         return config, evaluate_model(config, MODEL, logs, display.show)
 
 
-def difficulty(model: str, overrides: Sequence[str], stage: str | None = None) -> "tuple[RecipeConfig, StageRecord]":
-    """How often a Hugging Face model (directory or hub name) answers each training prompt of a recipe right, by its stage of kind difficulty.
+def asked(model: str, overrides: Sequence[str], kind: str, stage: str | None = None) -> "tuple[RecipeConfig, StageRecord]":
+    """A recipe's stage of a kind that asks (difficulty, temperature_search), by a Hugging Face model: a directory or a hub name.
 
     The display is drawn on standard error: standard output is for the result.
 
@@ -109,9 +109,9 @@ def difficulty(model: str, overrides: Sequence[str], stage: str | None = None) -
         ConfigurationError: there is no such model, or the recipe is wrong.
         ValueError: the recipe has no such stage.
     """
-    from tasks.stage import of_first_weights, with_difficulty
+    from tasks.stage import of_first_weights, with_stage
 
-    config, name = with_difficulty(_with_model(compose(overrides), model), stage)
+    config, name = with_stage(_with_model(compose(overrides), model), kind, stage)
     warnings, run_id = checked(config), record.new_run_id(config.name)
     log, phases = workspace.run_directory(run_id) / "almanac.log", [CREATE_MODEL, PREPARE_DATA, START_ENGINE, name, FINISH]
     with only_run(run_id), observed(log, f"{model} on the training prompts of {config.name}", phases, descriptor=2) as display:

@@ -9,11 +9,11 @@ from engine.prompts import Prompt
 from engine.trainer.ends import CollapseError
 from engine.trainer.sft import train_sft
 from engine.trainer.sync import train_rl
-from tasks import data, difficulty, drop_easy
+from tasks import data, difficulty, drop_easy, temperature_search
 from tasks.context import RunContext
 from tasks.progress import Notice
 from tasks.prompt_files import PROMPTS, prompts_file, short_enough, write_kept
-from tasks.stage_config import AskingStageConfig, DifficultyStageConfig, DropEasyStageConfig, kind_of
+from tasks.stage_config import AskingStageConfig, DifficultyStageConfig, DropEasyStageConfig, TemperatureSearchStageConfig, kind_of
 
 MODEL = "model"
 """The weights that a stage leaves, in its output: an ordinary Hugging Face directory."""
@@ -30,8 +30,8 @@ def run(context: RunContext, name: str, directory: Path) -> None:
     RUNNERS[stage.kind](context, name, directory)
     if kind_of(stage).trains:
         _export(context, name, directory)
-    for picture in sorted(directory.glob("*.png")):
-        context.tracker.log_picture(name, picture)
+    for file in sorted([*directory.glob("*.png"), *directory.glob("*.json")]):
+        context.tracker.log_file(name, file, "plots" if file.suffix == ".png" else "results")
 
 
 def _sft(context: RunContext, name: str, directory: Path) -> None:
@@ -45,6 +45,8 @@ def _rl(context: RunContext, name: str, directory: Path) -> None:
     stage, session = context.config.stages[name], context.session
     assert stage.kind == "rl"
     prompts = _asked(context, name, stage)
+    if stage.temperature_from is not None:
+        stage = _at_picked_temperature(context, name, stage, context.outputs[stage.temperature_from])
     drop_easy.begin_log(directory / drop_easy.SCORES)
     context.engine.trains()
     try:
@@ -82,7 +84,24 @@ def _drop_easy(context: RunContext, name: str, directory: Path) -> None:
     context.emit(StageFinished(stage=name, steps=1, seconds=0.0))
 
 
-RUNNERS: Mapping[str, Callable[[RunContext, str, Path], None]] = {"sft": _sft, "rl": _rl, "difficulty": _difficulty, "drop_easy": _drop_easy}
+def _temperature_search(context: RunContext, name: str, directory: Path) -> None:
+    stage = context.config.stages[name]
+    assert isinstance(stage, TemperatureSearchStageConfig)
+    prompts = _asked(context, name, stage)
+    matched = None if stage.matches is None else temperature_search.Search.read(context.outputs[stage.matches])
+    found = temperature_search.search(context.session, name, stage, prompts, matched, context.config.seed, directory, context.emit)
+    context.record.stage(name).results = temperature_search.results(found)
+    if found.picked.warning is not None:
+        context.listener(Notice(text=f"stage {name}: {found.picked.warning}"))
+
+
+RUNNERS: Mapping[str, Callable[[RunContext, str, Path], None]] = {
+    "sft": _sft,
+    "rl": _rl,
+    "difficulty": _difficulty,
+    "drop_easy": _drop_easy,
+    "temperature_search": _temperature_search,
+}
 """By kind of stage."""
 
 
@@ -93,6 +112,18 @@ def _export(context: RunContext, name: str, directory: Path) -> None:
     entry.model = context.record.final_model = str(written.directory)
     context.weights = written
     context.tracker.log_model(name, entry.steps, written.directory)
+
+
+def _at_picked_temperature(context: RunContext, name: str, stage: RLStageConfig, output: Path) -> RLStageConfig:
+    """The stage, sampling at the temperature of a search; in the record too."""
+    picked, evaluated = temperature_search.Search.read(output).picked.temperature, context.config.evaluation.sampling.temperature
+    context.record.stage(name).temperature = picked
+    context.listener(Notice(text=f"stage {name} samples at temperature {picked:g}, which {stage.temperature_from} has picked"))
+    if evaluated > picked:
+        context.listener(
+            Notice(text=f"evaluation.sampling.temperature={evaluated:g} is above that: answers may be worse than the stage has made them")
+        )
+    return stage.at_temperature(picked)
 
 
 def _asked(context: RunContext, name: str, stage: RLStageConfig | AskingStageConfig) -> list[Prompt]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,6 +18,9 @@ from engine.reshard.ledger import PARTS, Ledger
 from engine.statistics import Interval
 from tasks.accuracy import Accuracy, difficulty_order
 from tasks.journal import EvaluationFinished, LoggedEvent
+
+if TYPE_CHECKING:  # it draws with this module
+    from tasks.temperature_search import Point
 
 # Okabe & Ito (2008): told apart with every common colour blindness, and in grey by their order.
 BLUE, ORANGE, GREEN, PURPLE, YELLOW, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#F0E442", "#56B4E9", "#D55E00"
@@ -175,6 +178,33 @@ def histogram_figure(counts: Sequence[int]) -> Figure:
         axes.text(k, count, f"{count}", ha="center", va="bottom", fontsize=12, color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.02, y=0.1)
+    return figure
+
+
+def temperature_figure(points: "Sequence[Point]", picked: float, matched_diversity: float | None) -> Figure:
+    """Accuracy with its interval, diversity and entropy over the temperatures of a search; the picked one, and the diversity to match, are marked."""
+    figure = Figure(figsize=(8, 8.4), layout=ConstrainedLayoutEngine(w_pad=0.14, h_pad=0.07), facecolor="white")
+    FigureCanvasAgg(figure)
+    accuracy, diversity, entropy = figure.subplots(3, sharex=True)
+    temperatures = [point.temperature for point in points]
+    for axes, title, unit, lines in (
+        (accuracy, "Accuracy", "", {"accuracy": BLUE}),
+        (diversity, "Diversity", "distinct 4-grams over all", {"diversity": GREEN}),
+        (entropy, "Entropy", "nats per token", {"entropy": ORANGE, "entropy_temperature_1": PURPLE}),
+    ):
+        style(axes, title, "", unit)
+        for name, colour in lines.items():
+            label = {"entropy": "at this temperature", "entropy_temperature_1": "at 1"}.get(name)
+            axes.plot(temperatures, [getattr(point, name) for point in points], color=colour, linewidth=2.2, marker="o", markersize=5, label=label)
+        axes.axvline(picked, color=RED, linewidth=1.6, linestyle="--")
+        axes.margins(x=0.04, y=0.12)
+    accuracy.fill_between(temperatures, [point.accuracy_low for point in points], [point.accuracy_high for point in points], color=BLUE, alpha=0.15)
+    accuracy.yaxis.set_major_formatter(PercentFormatter(1.0))
+    if matched_diversity is not None:
+        diversity.axhline(matched_diversity, color=GREY, linewidth=1.6, linestyle=":", label=f"to match: {matched_diversity:.3g}")
+        diversity.legend(fontsize=12, frameon=False, labelcolor=INK)
+    entropy.legend(fontsize=12, frameon=False, labelcolor=INK)
+    entropy.set_xlabel(f"temperature; picked: {picked:g}", fontsize=13, color=INK)
     return figure
 
 

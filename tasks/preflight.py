@@ -26,7 +26,7 @@ from tasks import readers, workspace
 from tasks.config import RecipeConfig
 from tasks.data_error import DataError
 from tasks.mapping import lacking
-from tasks.stage_config import DropEasyStageConfig
+from tasks.stage_config import DropEasyStageConfig, TemperatureSearchStageConfig
 from tasks.tracker_location import check_writable
 
 # Agreement of trainer and rollout log-probs that bfloat16 cannot give.
@@ -225,6 +225,7 @@ def _suspicious(config: RecipeConfig) -> Iterator[Finding]:
         if stage.training.optimizer.warmup_steps >= updates:
             text = f"the learning rate is still rising when the stage ends after {updates} optimizer steps"
             yield Finding("warning", f"stages.{name}.training.optimizer.warmup_steps", text)
+    yield from _evaluated_hotter(config)
     actor = config.resources.pool(config.resources.pool_of("actor"))
     limit, dtype = config.rollout.max_log_prob_difference, resolve_dtype(resolve_device(actor.device), config.model.dtype)
     if dtype == "bfloat16" and limit is not None and limit < _BFLOAT16_FLOOR:
@@ -239,3 +240,17 @@ def _bring_back(config: RecipeConfig, name: str, stage: DropEasyStageConfig) -> 
         if trained is not None and stage.prompts is None:
             text = f"filters all training prompts, and stage {other} had only those of {trained}: the others come back; set it to {trained}"
             yield Finding("warning", f"stages.{name}.prompts", text)
+
+
+def _evaluated_hotter(config: RecipeConfig) -> Iterator[Finding]:
+    """Training sharpens the policy at its own temperature: at a higher one it answers worse than it can (POLARIS)."""
+    evaluated = config.evaluation.sampling.temperature
+    for name, stage in config.stages.items():
+        if stage.kind != "rl":
+            continue
+        search = config.stages.get(stage.temperature_from or "")
+        trained = search.grid.low if isinstance(search, TemperatureSearchStageConfig) else stage.sampling.temperature
+        if evaluated > trained:
+            which = f"what stages.{name}.temperature_from={stage.temperature_from} may pick" if search else f"stages.{name}.sampling.temperature"
+            text = f"{evaluated:g} is above {which} ({trained:g}), and answers get worse above the temperature of the training; lower it"
+            yield Finding("warning", "evaluation.sampling.temperature", text)

@@ -90,6 +90,8 @@ class StageRecord(Recorded):
     tokens_per_second: float | None = None
     synchronisations: Synchronisations | None = None
     """None before the first."""
+    temperature: float | None = None
+    """At which an RL stage samples, where a search has picked it."""
     results: dict[str, float] = {}
     """What a stage that does not train found, by name; shares and rates are fractions of 1."""
     output: str | None = None

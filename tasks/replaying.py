@@ -59,6 +59,8 @@ def run_again(record: RunRecord, stage: str, step: int, operation: KeptOperation
     config = configuration(record)
     settings = config.stages[stage]
     assert isinstance(settings, RLStageConfig), f"stage {stage} is of kind {settings.kind}, and keeps no calls"
+    if (picked := record.stage(stage).temperature) is not None:
+        settings = settings.at_temperature(picked)
     weights = first_weights(config)
     ready = prepared(config, weights)
     with Session.open(config.engine(), weights, logs) as session:

@@ -14,9 +14,11 @@ from tasks.data_error import DataError
 from tasks.progress import Listener, Notice
 from tasks.record import RunRecord, StageRecord
 from tasks.run_lock import only_run
-from tasks.stage_config import DifficultyStageConfig, DropEasyStageConfig
+from tasks.stage_config import DropEasyStageConfig, references
 
 ARGUMENT = "stage="
+USUAL_GRID = {"low": 0.6, "high": 1.4, "step": 0.2}
+"""Temperatures of a search that the recipe does not have."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -64,30 +66,32 @@ def _run(config: RecipeConfig, before: Sequence[str], name: str, run: str, liste
         return context.record.stage(name)
 
 
-def with_difficulty(config: RecipeConfig, name: str | None) -> tuple[RecipeConfig, str]:
-    """A recipe with a stage of kind difficulty that asks the training prompts, and that stage's name.
+def with_stage(config: RecipeConfig, kind: str, name: str | None) -> tuple[RecipeConfig, str]:
+    """A recipe with a stage of kind difficulty or temperature_search that asks the training prompts, and that stage's name.
 
     That is the stage `name`, else the recipe's first one; else one is added, which asks as the recipe's first RL stage does.
 
     Raises:
-        ValueError: the recipe has no such stage, or it asks another stage's prompts, or there is no RL stage to go by.
+        ValueError: the recipe has no such stage, or it takes something from another stage, or there is no RL stage to go by.
     """
-    rating = {key: stage for key, stage in config.stages.items() if isinstance(stage, DifficultyStageConfig)}
-    if name is None and not rating:
+    there = {key: stage for key, stage in config.stages.items() if stage.kind == kind}
+    if name is None and not there:
         if not config.rl_stages():
-            raise ValueError(f"recipe {config.name} has no stage of kind difficulty or rl; add one: 'stages.difficulty={{kind: difficulty, ...}}'")
+            raise ValueError(f"recipe {config.name} has no stage of kind {kind} or rl; add one: 'stages.{kind}={{kind: {kind}, ...}}'")
         first = config.rl_stages()[0]
         reward = first.reward.model_copy(update={"shuffle": False, "on_failure": "zero"})
         caps = {"max_prompt_tokens": first.max_prompt_tokens, "max_response_tokens": first.max_response_tokens}
-        added = {"kind": "difficulty", **caps, "sampling": first.sampling.model_dump(), "reward": reward.model_dump()}
-        stages = {**config.model_dump()["stages"], "difficulty": added}
-        return RecipeConfig.model_validate(config.model_dump() | {"stages": stages}), "difficulty"
-    chosen = name or next(iter(rating))
-    if chosen not in rating:
-        raise ValueError(f"recipe {config.name} has no stage {chosen} of kind difficulty; it has: {', '.join(rating) or 'none'}")
-    if rating[chosen].prompts is not None:
-        key = f"stages.{chosen}.prompts"
-        raise ValueError(f"{key}={rating[chosen].prompts} is for a run of the whole recipe; ask the training prompts with {key}=null")
+        added = {"kind": kind, **caps, "sampling": first.sampling.model_dump(), "reward": reward.model_dump()}
+        if kind == "temperature_search":
+            added |= {"sampling": {"stop": first.sampling.stop}, "grid": USUAL_GRID}
+        stages = {**config.model_dump()["stages"], kind: added}
+        return RecipeConfig.model_validate(config.model_dump() | {"stages": stages}), kind
+    chosen = name or next(iter(there))
+    if chosen not in there:
+        raise ValueError(f"recipe {config.name} has no stage {chosen} of kind {kind}; it has: {', '.join(there) or 'none'}")
+    for setting, other in references(there[chosen]):
+        key = f"stages.{chosen}.{setting}"
+        raise ValueError(f"{key}={other} is for a run of the whole recipe; take it out with {key}=null")
     return config, chosen
 
 

@@ -82,9 +82,81 @@ class DropEasyStageConfig(Settings):
         return self
 
 
-StageConfig = Annotated[SFTStageConfig | RLStageConfig | DifficultyStageConfig | DropEasyStageConfig, Field(discriminator="kind")]
+class GridConfig(Settings):
+    """Temperatures at equal distances, ends included."""
 
-Given = Literal["prompts", "scores"]
+    low: Annotated[float, Field(ge=0.01)]
+    high: Annotated[float, Field(ge=0.01)]
+    """The same as `low` asks at this one alone: its diversity is then what a later search matches."""
+    step: Annotated[float, Field(gt=0)] = 0.05
+
+    @model_validator(mode="after")
+    def _steps_reach_the_end(self) -> Self:
+        steps = (self.high - self.low) / self.step
+        if self.high < self.low or abs(steps - round(steps)) > 1e-6:
+            raise ValueError(f"high ({self.high:g}) is not low ({self.low:g}) plus some steps of {self.step:g}; change one of them")
+        return self
+
+    def values(self) -> list[float]:
+        """The temperatures, rising."""
+        return [round(self.low + number * self.step, 6) for number in range(round((self.high - self.low) / self.step) + 1)]
+
+
+class DiversityConfig(Settings):
+    """Distinct 4-grams over all 4-grams of the responses to a question, mean over questions."""
+
+    unit: Literal["tokens", "words"] = "tokens"
+    """What n-grams are made of: the model's tokens, or words between white space, as POLARIS counts them. A model of characters may answer without
+    white space."""
+    equal_length: bool = True
+    """Compare prefixes of one length, because the share falls as texts get longer. false takes whole responses, as POLARIS does."""
+    prefix_length: Annotated[int, Field(ge=4)] | None = None
+    """Units of each response that count; shorter responses are left out. null takes it from the search that is matched, else the length that nine in
+    ten responses at the grid's lowest temperature reach."""
+
+    @model_validator(mode="after")
+    def _length_is_for_prefixes(self) -> Self:
+        if self.prefix_length is not None and not self.equal_length:
+            raise ValueError(f"prefix_length ({self.prefix_length}) is for equal_length=true; leave it out, or set that")
+        return self
+
+
+class TemperatureSearchStageConfig(AskingStageConfig):
+    """At which temperature the next RL stage is to sample: the policy, as it is then, is asked at every temperature of a grid."""
+
+    kind: Literal["temperature_search"]
+    samples_per_prompt: Positive = 16
+    max_prompts: Positive | None = None
+    """Ask the first so many prompts; null asks all."""
+    grid: GridConfig
+    right_above: float = 0.0
+    """A response is right when its outcome, as the reward functions gave it, is above this."""
+    diversity: DiversityConfig = DiversityConfig()
+    rule: Literal["match_diversity", "controlled_exploration"] = "controlled_exploration"
+    """`match_diversity`: the temperature whose diversity is nearest to the one that the search `matches` had at the temperature it picked.
+    `controlled_exploration`: the highest before the accuracy begins to fall: from the best one on upwards, as long as no accuracy is more than
+    `max_accuracy_loss` below the best."""
+    matches: Name | None = None
+    """Search before this one, of the policy that the RL stage before began with; of rule match_diversity."""
+    max_accuracy_loss: Rate = 0.02
+    """Of rule controlled_exploration; a fraction of 1."""
+    max_tokens_per_micro_batch: Positive = 8192
+    """Tokens of one pass that computes entropies on one rank."""
+
+    @model_validator(mode="after")
+    def _temperature_is_searched(self) -> Self:
+        if self.sampling.temperature != 1.0:
+            raise ValueError(f"sampling.temperature ({self.sampling.temperature:g}) is what the search goes through; leave it out, and set grid")
+        if (self.rule == "match_diversity") != (self.matches is not None):
+            raise ValueError(f"rule={self.rule}, and matches is {self.matches or 'null'}; rule=match_diversity needs the name of a search before it")
+        return self
+
+
+StageConfig = Annotated[
+    SFTStageConfig | RLStageConfig | DifficultyStageConfig | DropEasyStageConfig | TemperatureSearchStageConfig, Field(discriminator="kind")
+]
+
+Given = Literal["prompts", "scores", "temperature"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +182,9 @@ KINDS: Mapping[str, Kind] = {
     "rl": Kind(trains=True, gives="scores"),
     "difficulty": Kind(gives="prompts", resumes=True, code=("tasks/difficulty.py", "tasks/prompt_files.py")),
     "drop_easy": Kind(gives="prompts", engine=False, code=("tasks/drop_easy.py", "tasks/prompt_files.py")),
+    "temperature_search": Kind(gives="temperature", code=("tasks/temperature_search.py", "tasks/diversity.py", "tasks/prompt_files.py")),
 }
-REFERENCES: Mapping[str, Given] = {"prompts": "prompts", "scores_of": "scores"}
+REFERENCES: Mapping[str, Given] = {"prompts": "prompts", "scores_of": "scores", "temperature_from": "temperature", "matches": "temperature"}
 """Settings that name other stages, and what is taken from these."""
 
 
@@ -162,3 +235,25 @@ def filters_can_drop(stages: Mapping[str, StageConfig]) -> Iterator[Problem]:
                 steps = tuple(f"stages.{other}.steps" for other in stage.scores_of)
                 text = f"{stage.min_visits} visits are more than the {visits} steps of {', '.join(stage.scores_of)}, so that nothing would be dropped"
                 yield Problem(f"stages.{name}.min_visits", f"{text}; lower it", (*steps, f"stages.{name}.scores_of"))
+
+
+def searches_compare(stages: Mapping[str, StageConfig]) -> Iterator[Problem]:
+    """A diversity can be matched only with one that was measured in the same way, on the same questions."""
+    for name, stage in stages.items():
+        if not isinstance(stage, TemperatureSearchStageConfig):
+            continue
+        other = stages.get(stage.matches or "")
+        if not isinstance(other, TemperatureSearchStageConfig):
+            continue
+        for setting in ("samples_per_prompt", "max_prompts", "max_prompt_tokens", "prompts"):
+            yield from _equal(f"stages.{name}", f"stages.{stage.matches}", stage, other, setting)
+        own, theirs = stage.diversity, other.diversity
+        for setting in ("unit", "equal_length", *(["prefix_length"] if own.prefix_length is not None else [])):
+            yield from _equal(f"stages.{name}.diversity", f"stages.{stage.matches}.diversity", own, theirs, setting)
+
+
+def _equal(key: str, other_key: str, own: Settings, theirs: Settings, setting: str) -> Iterator[Problem]:
+    mine, wanted = getattr(own, setting), getattr(theirs, setting)
+    if mine != wanted:
+        text = f"{mine or 'null'} is not what {other_key}.{setting} is ({wanted or 'null'}), so that diversities do not compare; set both to the same"
+        yield Problem(f"{key}.{setting}", text, (f"{other_key}.{setting}",))

@@ -18,7 +18,7 @@ from engine.tokenizer import render_prompt
 from engine.trainer import evaluation
 from engine.trainer.evaluation import Evaluation
 from engine.trainer.session import Session
-from tasks import data, drop_easy, fingerprint, kinds, validate, workspace
+from tasks import data, drop_easy, fingerprint, kinds, temperature_search, validate, workspace
 from tasks.accuracy import Accuracy, accuracy, record_gain
 from tasks.config import RecipeConfig
 from tasks.context import RunContext
@@ -43,7 +43,7 @@ EVALUATION = "evaluation"
 """Who reads the test split, as the tracker knows it."""
 SCORED = "evaluation.json"
 """All scores and samples of an evaluation, in its output."""
-GIVEN: Mapping[Given, str] = {"prompts": PROMPTS, "scores": drop_easy.SCORES}
+GIVEN: Mapping[Given, str] = {"prompts": PROMPTS, "scores": drop_easy.SCORES, "temperature": temperature_search.RESULT}
 """The file of an output that others take something from."""
 
 

@@ -173,9 +173,9 @@ class Tracker:
             self._trained_steps += steps
         self._log(StageReused(stage=stage, run=run))
 
-    def log_picture(self, stage: str, path: Path) -> None:
-        """A picture that a stage has drawn itself."""
-        self._log(FileSaved(stage=stage, file=str(path), folder="plots"))
+    def log_file(self, stage: str, path: Path, folder: str) -> None:
+        """A picture that a stage has drawn itself, or another file of its results."""
+        self._log(FileSaved(stage=stage, file=str(path), folder=folder))
 
     def log_evaluation(self, evaluation: Evaluation, stage: str | None = None) -> Accuracy:
         """An evaluation of `stage`'s newest weights (save them with `log_model` first), or of those that the recipe starts from."""

@@ -88,6 +88,8 @@ class RLStageConfig(Settings):
     truncated: TruncatedConfig = KeepTruncated()
     """What is done about answers that reach `max_response_tokens` before their end."""
     sampling: SamplingConfig = SamplingConfig()
+    temperature_from: Name | None = None
+    """Stage of kind temperature_search before this one whose temperature is sampled at, in the place of `sampling.temperature`."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     reward: RewardConfig = RewardConfig()
     training: StageTrainingConfig
@@ -152,6 +154,19 @@ class RLStageConfig(Settings):
                 "every response would be punished; lower it"
             )
         return self
+
+    @model_validator(mode="after")
+    def _one_temperature(self) -> Self:
+        if self.temperature_from is not None and self.sampling.temperature != 1.0:
+            raise ValueError(
+                f"sampling.temperature ({self.sampling.temperature:g}) is set, and temperature_from={self.temperature_from} gives one; leave one out"
+            )
+        return self
+
+    def at_temperature(self, temperature: float) -> Self:
+        """The stage, sampling at what `temperature_from` has given."""
+        sampling = self.sampling.model_copy(update={"temperature": temperature})
+        return self.model_copy(update={"sampling": sampling, "temperature_from": None})
 
     @model_validator(mode="after")
     def _whole_distribution(self) -> Self:

@@ -182,6 +182,22 @@ class HybridActor(StepWorker):
         answers = [texts[row] for row in range(len(places), len(requests))]
         return join(rollout, greedy_columns([position for position, _ in places], plan.baselines(), greedy, answers))
 
+    @register(METRICS, mesh=TRAIN)
+    def entropies(self, rollout: Batch, temperature: float, max_tokens: int) -> Statistics:
+        """The policy's entropy on the response tokens, at a temperature (`policy/entropy`) and at 1 (`policy/entropy_temperature_1`).
+
+        Needs no stage. A pass computes over `max_tokens` tokens at most.
+        """
+        measures: list[Measure] = ["entropy", "entropy_temperature_1"]
+
+        def compute(part: Batch) -> dict[str, torch.Tensor]:
+            return {str(name): found for name, found in self.training.score(part, temperature, measures).measures.items()}
+
+        found, mask, statistics = self.over_rows(rollout, max_tokens, compute), rollout.tensors["response_mask"], Statistics()
+        for name in measures:
+            statistics.add(f"policy/{name}", Mean(float(found.tensors[name][mask].double().sum()), int(mask.sum())))
+        return statistics
+
     @register(DATA_PARALLEL, mesh=TRAIN)
     def lengths(self, rollout: Batch) -> list[int]:
         """Tokens of each row, prompt and response."""

@@ -345,3 +345,28 @@ def test_a_filter_that_brings_back_what_was_left_out_is_pointed_at() -> None:
     assert keys(brought_back) == ["stages.easy.prompts"]
     assert "set it to rate" in brought_back[0].text
     assert found("recipe=grpo_tiny", *stages, "stages.easy={kind: drop_easy, scores_of: [more], prompts: rate}", level="warning") == []
+
+
+SEARCH = "stages.search={kind: temperature_search, grid: {low: 0.9, high: 1.4, step: 0.1}, max_prompt_tokens: 40, max_response_tokens: 16}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "warned"),
+    [
+        (["stages.rl.sampling.temperature=0.6"], False),
+        (["stages.rl.sampling.temperature=0.5"], True),
+        # The search may pick what its grid begins with. Mutation: compare with sampling.temperature, which stays 1.
+        (
+            [
+                SEARCH,
+                "stages.later={kind: rl, temperature_from: search, steps: 1, prompts_per_step: 2, max_prompt_tokens: 40, max_response_tokens: 16, "
+                "training: {optimizer: {learning_rate: 1e-4}}}",
+                "evaluation.sampling.temperature=0.95",
+            ],
+            True,
+        ),
+    ],
+)
+def test_an_evaluation_hotter_than_the_training_is_pointed_at(overrides: list[str], warned: bool) -> None:
+    warnings = [finding for finding in found("recipe=grpo_tiny", *overrides, level="warning") if finding.key == "evaluation.sampling.temperature"]
+    assert len(warnings) == warned

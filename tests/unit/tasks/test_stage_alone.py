@@ -7,7 +7,7 @@ import pytest
 from tasks import record
 from tasks.compose import compose
 from tasks.record import RunRecord, StageRecord
-from tasks.stage import after_others, with_difficulty
+from tasks.stage import after_others, with_stage
 
 RATE = "stages.rate={kind: difficulty, max_prompt_tokens: 40, max_response_tokens: 20, samples_per_prompt: 3}"
 RATE_OF_RATE = "stages.again={kind: difficulty, max_prompt_tokens: 40, max_response_tokens: 20, prompts: rate}"
@@ -15,7 +15,7 @@ RATE_OF_RATE = "stages.again={kind: difficulty, max_prompt_tokens: 40, max_respo
 
 def test_a_recipe_without_a_rating_asks_as_its_first_rl_stage_does() -> None:
     settings = ["recipe=grpo_tiny", "stages.rl.reward.shuffle=true", "stages.rl.reward.on_failure=exclude", "stages.rl.sampling.temperature=0.7"]
-    config, name = with_difficulty(compose(settings), None)
+    config, name = with_stage(compose(settings), "difficulty", None)
     stage, first = config.stages[name], config.stages["rl"]
     assert stage.kind == "difficulty"
     assert first.kind == "rl"
@@ -27,8 +27,16 @@ def test_a_recipe_without_a_rating_asks_as_its_first_rl_stage_does() -> None:
 
 def test_the_recipes_own_rating_goes_first() -> None:
     config = compose(["recipe=grpo_tiny", RATE])
-    assert with_difficulty(config, None) == (config, "rate")
-    assert with_difficulty(config, "rate") == (config, "rate")
+    assert with_stage(config, "difficulty", None) == (config, "rate")
+    assert with_stage(config, "difficulty", "rate") == (config, "rate")
+
+
+def test_a_search_asks_as_the_first_rl_stage_does_but_for_the_temperature() -> None:
+    config, name = with_stage(compose(["recipe=grpo_tiny", "stages.rl.sampling.temperature=0.7"]), "temperature_search", None)
+    stage = config.stages[name]
+    assert stage.kind == "temperature_search"
+    assert stage.grid.values() == [0.6, 0.8, 1.0, 1.2, 1.4]
+    assert (stage.max_prompt_tokens, stage.max_response_tokens) == (40, 64)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +49,7 @@ def test_the_recipes_own_rating_goes_first() -> None:
 )
 def test_what_cannot_be_asked_is_refused(overrides: list[str], name: str | None, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        with_difficulty(compose(["recipe=grpo_tiny", *overrides]), name)
+        with_stage(compose(["recipe=grpo_tiny", *overrides]), "difficulty", name)
 
 
 def test_a_stage_alone_has_to_be_the_recipes() -> None:

@@ -24,6 +24,13 @@ def drop(*scores_of: str, **values: Any) -> dict[str, Any]:
     return {"kind": "drop_easy", "scores_of": list(scores_of), **values}
 
 
+def temperature(**values: Any) -> dict[str, Any]:
+    return {"kind": "temperature_search", "grid": {"low": 0.5, "high": 1.0}, **CAPS, **values}
+
+
+MATCH = {"rule": "match_diversity", "matches": "hot"}
+
+
 def recipe(**stages: dict[str, Any]) -> RecipeConfig:
     plain = {"name": "r", "description": "d", "data": {"chain_sum": {}}, "model": {"architecture": {}}, "evaluation": {"max_response_tokens": 64}}
     return RecipeConfig.model_validate({**plain, "stages": stages})
@@ -39,6 +46,19 @@ def test_stages_take_from_those_before_them() -> None:
     found = recipe(rate=difficulty(), one=rl(prompts="rate"), easy=drop("one", prompts="rate"), two=rl(prompts="easy"))
     assert found.stages["two"].prompts == "easy"
     assert found.max_context_tokens() == 104
+
+
+def test_a_search_is_matched_by_a_later_one_and_taken_by_stages_after_it() -> None:
+    fixed = {"prefix_length": 9}
+    found = recipe(
+        hot=temperature(diversity=fixed),
+        one=rl(temperature_from="hot"),
+        again=temperature(**MATCH, diversity=fixed),
+        two=rl(temperature_from="again"),
+    )
+    assert found.stages["again"].matches == "hot"
+    # A prefix length that is left out is the one that was used there.
+    recipe(hot=temperature(diversity=fixed), again=temperature(**MATCH))
 
 
 # Mutations: look at all stages instead of those before; leave the kind out of the comparison.
@@ -59,6 +79,29 @@ def test_stages_take_from_those_before_them() -> None:
         ({"rate": difficulty(prompts="later")}, "stages.rate.prompts: there is no stage later"),
         ({"one": rl(), "easy": drop("one", prompts="one")}, "stages.easy.prompts: stage one, of kind rl, has no prompts"),
         ({"one": rl(), "easy": drop("one", "one")}, "scores_of names one more than once"),
+        ({"one": rl(temperature_from="hot")}, "stages.one.temperature_from: there is no stage hot; no stage before it has temperature"),
+        (
+            {"hot": temperature(), "rate": difficulty(), "one": rl(temperature_from="rate")},
+            "stages.one.temperature_from: stage rate, of kind difficulty, has no temperature; stages before it with temperature: hot",
+        ),
+        ({"again": temperature(**MATCH), "hot": temperature()}, "stages.again.matches: stage hot does not come before again"),
+        (
+            {"hot": temperature(), "again": temperature(samples_per_prompt=4, **MATCH)},
+            "stages.again.samples_per_prompt: 4 is not what stages.hot.samples_per_prompt is (16), so that diversities do not compare",
+        ),
+        (
+            {"rate": difficulty(), "hot": temperature(), "again": temperature(prompts="rate", **MATCH)},
+            "stages.again.prompts: rate is not what stages.hot.prompts is (null)",
+        ),
+        (
+            {"hot": temperature(), "again": temperature(diversity={"unit": "words"}, **MATCH)},
+            "stages.again.diversity.unit: words is not what stages.hot.diversity.unit is (tokens)",
+        ),
+        (
+            {"hot": temperature(), "again": temperature(diversity={"prefix_length": 9}, **MATCH)},
+            "stages.again.diversity.prefix_length: 9 is not what stages.hot.diversity.prefix_length is (null)",
+        ),
+        ({"hot": temperature(max_response_tokens=217)}, "stages.hot.max_response_tokens: stages.hot.max_prompt_tokens=40 plus 217 tokens do not fit"),
         ({"one": rl(steps=2), "easy": drop("one", min_visits=3)}, "stages.easy.min_visits: 3 visits are more than the 2 steps of one"),
         ({"rate": difficulty(reward={"shuffle": True})}, "stages.rate.reward.shuffle: shuffled scores measure nothing"),
         ({"rate": difficulty(reward={"on_failure": "exclude"})}, "stages.rate.reward.on_failure: an accuracy is over all samples"),
