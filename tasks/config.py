@@ -215,21 +215,25 @@ def _reference_can_be_reset(recipe: RecipeConfig) -> Iterator[Problem]:
 
 
 def _tokens_fit(recipe: RecipeConfig) -> Iterator[Problem]:
-    if recipe.model.architecture is None:
-        return
-    context_key, context = "model.architecture.max_context_tokens", recipe.model.architecture.max_context_tokens
-    remedy = f"do not fit into {context_key}={context}; lower them, or raise that"
+    if recipe.model.architecture is not None:
+        yield from context_problems(recipe, recipe.model.architecture.max_context_tokens, "model.architecture.max_context_tokens")
+
+
+def context_problems(recipe: RecipeConfig, context: int, key: str) -> Iterator[Problem]:
+    """Caps above the model's own context of so many tokens, which the setting `key` is behind; those that a length extension reaches are none."""
+    remedy = f"do not fit into the model's context, {context} ({key}); lower them, or take another model"
+    extended = f"{remedy}, or set length_extension"
     for name, stage in recipe.stages.items():
         if stage.kind == "sft" and stage.max_tokens > context:
-            yield Problem(f"stages.{name}.max_tokens", f"{stage.max_tokens} tokens {remedy}", (context_key,))
+            yield Problem(f"stages.{name}.max_tokens", f"{stage.max_tokens} tokens {remedy}", (key,))
     prompt_keys = []
     for name, generating in recipe.generating_stages().items():
-        prompt_key = f"stages.{name}.max_prompt_tokens"
+        prompt_key, above = f"stages.{name}.max_prompt_tokens", f"stages.{name}.length_extension"
         prompt_keys.append(prompt_key)
-        if generating.max_prompt_tokens + generating.max_response_tokens > context:
-            text = f"{prompt_key}={generating.max_prompt_tokens} plus {generating.max_response_tokens} tokens {remedy}"
-            yield Problem(f"stages.{name}.max_response_tokens", text, (context_key, prompt_key))
+        if generating.max_prompt_tokens + generating.max_response_tokens > context and generating.length_extension is None:
+            text = f"{prompt_key}={generating.max_prompt_tokens} plus {generating.max_response_tokens} tokens {extended}"
+            yield Problem(f"stages.{name}.max_response_tokens", text, (key, prompt_key, above))
     prompt, response = recipe.max_evaluation_prompt_tokens(), recipe.evaluation.max_response_tokens
-    if prompt + response > context:
-        text = f"prompts of up to {prompt} tokens plus {response} tokens {remedy}"
-        yield Problem("evaluation.max_response_tokens", text, (context_key, *prompt_keys))
+    if prompt + response > context and recipe.evaluation.length_extension is None:
+        text = f"prompts of up to {prompt} tokens plus {response} tokens {extended}"
+        yield Problem("evaluation.max_response_tokens", text, (key, "evaluation.length_extension", *prompt_keys))

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,7 @@ def rate(
             continue
         began = time.perf_counter()
         plan = SamplePlan(name, positions, config.samples_per_prompt, config.sampling, config.max_response_tokens, seed, name, 0)
+        plan = replace(plan, length_extension=config.length_extension)
         samples = scored(session, plan)
         _store(samples, prompts, path)
         emit(StepFinished(stage=name, step=number, metrics=_metrics(samples, time.perf_counter() - began)))

@@ -31,7 +31,7 @@ def run(context: RunContext, name: str, directory: Path) -> None:
     if kind_of(stage).trains:
         _export(context, name, directory)
     for file in sorted([*directory.glob("*.png"), *directory.glob("*.json")]):
-        context.tracker.log_file(name, file, "plots" if file.suffix == ".png" else "results")
+        context.tracker.log_result(name, file, "plots" if file.suffix == ".png" else "results")
 
 
 def _sft(context: RunContext, name: str, directory: Path) -> None:

@@ -4,6 +4,7 @@ Imports torch only where a module of one's own does."""
 
 import importlib.util
 import itertools
+import json
 import os
 import re
 import shutil
@@ -23,9 +24,10 @@ from engine.rollout import registry as rollout
 from engine.training import registry as training
 from engine.workers.registry import ANNOTATORS
 from tasks import readers, workspace
-from tasks.config import RecipeConfig
+from tasks.config import RecipeConfig, context_problems
 from tasks.data_error import DataError
 from tasks.mapping import lacking
+from tasks.problems import Problem
 from tasks.stage_config import DropEasyStageConfig, TemperatureSearchStageConfig
 from tasks.tracker_location import check_writable
 
@@ -54,6 +56,7 @@ def preflight(config: RecipeConfig) -> list[Finding]:
     looks = [
         _packages(),
         _model(config.model),
+        _context(config),
         _data(config),
         _own_modules(config),
         _rewards(config),
@@ -85,6 +88,22 @@ def _model(model: ModelConfig) -> Iterator[Finding]:
         yield Finding("error", "model.path", f"{path} does not exist, and is not a hub name (OWNER/NAME) either")
     else:
         yield Finding("warning", "model.path", f"there is no directory {path}; it is taken for a hub name, which the run will have to load")
+
+
+def _context(config: RecipeConfig) -> Iterator[Finding]:
+    if config.model.path is not None:
+        for problem in beyond_context(config, workspace.root() / config.model.path):
+            yield Finding("error", problem.key, problem.text)
+
+
+def beyond_context(config: RecipeConfig, directory: Path) -> Iterator[Problem]:
+    """Caps above the context of the model in a Hugging Face directory; nothing where there is none, or where it does not say."""
+    try:
+        context = json.loads((directory / "config.json").read_bytes()).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        return  # What is no model is told where models are looked at.
+    if isinstance(context, int):
+        yield from context_problems(config, context, f"max_position_embeddings of {directory}")
 
 
 def _gguf(gguf: GgufConfig) -> Iterator[Finding]:

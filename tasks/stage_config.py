@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from engine.config import Name, Positive, RewardConfig, RLStageConfig, SamplingConfig, Settings, SFTStageConfig
+from engine.config import LengthExtensionConfig, Name, Positive, RewardConfig, RLStageConfig, SamplingConfig, Settings, SFTStageConfig
 from tasks.problems import Problem
 
 Rate = Annotated[float, Field(ge=0, le=1)]
@@ -19,6 +19,8 @@ class AskingStageConfig(Settings):
     max_prompt_tokens: Positive
     """Longer prompts are not asked, and are left out of what the stage gives to others."""
     max_response_tokens: Positive
+    length_extension: LengthExtensionConfig | None = None
+    """Of what this stage generates; null leaves the model's positions as they are."""
     sampling: SamplingConfig = SamplingConfig()
     reward: RewardConfig = RewardConfig()
     prompts: Name | None = None

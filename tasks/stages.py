@@ -18,13 +18,14 @@ from engine.tokenizer import render_prompt
 from engine.trainer import evaluation
 from engine.trainer.evaluation import Evaluation
 from engine.trainer.session import Session
-from tasks import data, drop_easy, fingerprint, kinds, temperature_search, validate, workspace
+from tasks import data, drop_easy, fingerprint, kinds, preflight, temperature_search, validate, workspace
 from tasks.accuracy import Accuracy, accuracy, record_gain
 from tasks.config import RecipeConfig
 from tasks.context import RunContext
 from tasks.data import PreparedData
 from tasks.engines import Weights
 from tasks.outputs import OUTPUT, DamagedOutputError, Output, Place, file_entry
+from tasks.problems import ConfigurationError
 from tasks.progress import (
     CREATE_MODEL,
     PREPARE_DATA,
@@ -234,11 +235,19 @@ def evaluate_model(config: RecipeConfig, label: str, directory_for_logs: Path, l
 
 
 def first_weights(config: RecipeConfig) -> Path:
-    """Directory of the model that the recipe starts from, made once and kept under `.work/models`; a local directory is taken as it is."""
+    """Directory of the model that the recipe starts from, made once and kept under `.work/models`; a local directory is taken as it is.
+
+    Raises:
+        ConfigurationError: what the recipe generates does not fit into the model's context.
+    """
     if config.model.path is not None and (local := workspace.root() / config.model.path).is_dir():
-        return local
-    key = model.model_digest_key(config.model, config.seed)
-    return model.create(config.model, config.seed, workspace.models_directory() / key)
+        directory = local
+    else:
+        key = model.model_digest_key(config.model, config.seed)
+        directory = model.create(config.model, config.seed, workspace.models_directory() / key)
+    if problems := list(preflight.beyond_context(config, directory)):
+        raise ConfigurationError(problems)
+    return directory
 
 
 def prepared(config: RecipeConfig, model_directory: Path) -> PreparedData:

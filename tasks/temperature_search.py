@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -116,6 +117,7 @@ def search(
             positions = tuple(range(start, min(start + config.prompts_per_batch, len(asked))))
             # The same stage and step whatever the temperature: seeds must not depend on it.
             plan = SamplePlan(name, positions, config.samples_per_prompt, sampling, config.max_response_tokens, seed, name, 0)
+            plan = replace(plan, length_extension=config.length_extension)
             batch, entropies = drawn(session, plan, config.max_tokens_per_micro_batch)
             samples.append(batch)
             statistics.update(entropies)
@@ -184,7 +186,7 @@ def results(found: Search) -> dict[str, float]:
 def drawn(session: Session, plan: SamplePlan, max_tokens: int) -> tuple[Batch, Statistics]:
     """The plan's samples, scored, and the entropies of the policy on them. The session's reward has been told how to score."""
     samples = session.actor.generate(plan)
-    entropies = session.actor.entropies(samples, plan.sampling.temperature, max_tokens)
+    entropies = session.actor.entropies(samples, plan.sampling.temperature, max_tokens, plan.length_extension)
     batch = join(samples, session.reward.combine(session.reward.score(samples), {}, None)).get()
     return batch, entropies.get()
 

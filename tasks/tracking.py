@@ -173,7 +173,7 @@ class Tracker:
             self._trained_steps += steps
         self._log(StageReused(stage=stage, run=run))
 
-    def log_file(self, stage: str, path: Path, folder: str) -> None:
+    def log_result(self, stage: str, path: Path, folder: str) -> None:
         """A picture that a stage has drawn itself, or another file of its results."""
         self._log(FileSaved(stage=stage, file=str(path), folder=folder))
 

@@ -24,6 +24,7 @@ from engine.config.ends import CollapseConfig, ConvergenceConfig, EndsConfig
 from engine.config.entropy import AdaptiveEntropyConfig, EntropyConfig
 from engine.config.groups import DropGroups, FilterGroups, GroupsConfig, KeepGroups, RescueConfig, SubstituteGroups
 from engine.config.kl import AdaptiveKLConfig, KLConfig
+from engine.config.length import LengthExtensionConfig
 from engine.config.loss import (
     CISPOLossConfig,
     ClipCovLossConfig,
@@ -83,6 +84,7 @@ __all__ = [
     "KLCovLossConfig",
     "KeepGroups",
     "KeepTruncated",
+    "LengthExtensionConfig",
     "LoRAConfig",
     "LossConfig",
     "MaskAfterStatistics",

@@ -8,6 +8,7 @@ from engine.config.algorithm import AlgorithmConfig
 from engine.config.base import Name, Positive, Settings
 from engine.config.ends import EndsConfig
 from engine.config.groups import FilterGroups, GroupsConfig, KeepGroups, RescueConfig
+from engine.config.length import LengthExtensionConfig
 from engine.config.resources import ResourcesConfig
 from engine.config.reward import AnnotatorConfig, RewardConfig
 from engine.config.rollout import RolloutConfig, SamplingConfig
@@ -24,6 +25,8 @@ class EvaluationConfig(Settings):
     max_prompts: Positive | None = None
     """Evaluate on the first so many prompts of the split; null takes all."""
     max_response_tokens: Positive = 96
+    length_extension: LengthExtensionConfig | None = None
+    """Of what evaluations generate, and of nothing else; null leaves the model's positions as they are."""
     bootstrap_resamples: Positive = 2000
     confidence: Annotated[float, Field(gt=0, lt=1)] = 0.95
 
@@ -81,6 +84,8 @@ class RLStageConfig(Settings):
     max_prompt_tokens: Positive
     """Longer prompts are dropped and counted."""
     max_response_tokens: Positive
+    length_extension: LengthExtensionConfig | None = None
+    """Of this stage: of what it generates and of what it trains alike. null leaves the model's positions as they are."""
     groups: GroupsConfig = KeepGroups()
     """What is done about groups without signal: those whose valid samples all have the same outcome."""
     rescue: RescueConfig | None = None

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from engine.config import LoRAConfig, RolloutConfig, SamplingConfig
+from engine.config import LengthExtensionConfig, LoRAConfig, RolloutConfig, SamplingConfig
 from engine.control.mesh import Mesh
 from engine.reshard.layout import Tensor
 from engine.reshard.proof import Proof
@@ -63,6 +63,13 @@ class RolloutBackend(Protocol):
     @classmethod
     def mesh(cls, config: RolloutConfig, ranks: int) -> Mesh:
         """Which part of the requests each rank is given; asked by the controller, without a model. ValueError where `ranks` does not fit."""
+        ...
+
+    def extend(self, extension: LengthExtensionConfig | None) -> None:
+        """From now on positions are embedded like this; with None as the model has it. What was cached otherwise is forgotten.
+
+        Not while a stream is open. ValueError where they cannot be.
+        """
         ...
 
     def stream(self, requests: Sequence[Request]) -> Iterator[tuple[int, Response]]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from engine.config import SamplingConfig
+from engine.config import LengthExtensionConfig, SamplingConfig
 from engine.control.dispatch import Share
 from engine.prompts import Prompt, sample_seed
 from engine.rollout.backend import Request
@@ -44,6 +44,8 @@ class SamplePlan:
     """The first sample of each prompt is greedy."""
     greedy_baseline: bool = False
     """Beside its samples each prompt is answered greedily once more; the answer is no sample."""
+    length_extension: LengthExtensionConfig | None = None
+    """How positions are embedded; None as the model has it."""
     first: int = 0
     last: int | None = None
     """None stands for the end."""

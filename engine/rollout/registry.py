@@ -13,5 +13,5 @@ BACKENDS: "Registry[type[RolloutBackend]]" = Registry(
         "vllm": "engine.rollout.vllm:VLLMBackend",
         "transformers": "engine.rollout.transformers:TransformersBackend",
     },
-    methods=("mesh", "stream", "wants", "receive", "load_adapter"),
+    methods=("mesh", "extend", "stream", "wants", "receive", "load_adapter"),
 )

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from engine.config import LoRAConfig, RolloutConfig, SamplingConfig
+from engine import rope
+from engine.config import LengthExtensionConfig, LoRAConfig, RolloutConfig, SamplingConfig
 from engine.control.mesh import Mesh
 from engine.reshard.checkpoint import checkpoint_of
 from engine.reshard.landing import Landings
@@ -56,6 +57,10 @@ class TransformersBackend:
                 "set it to 1, or choose rollout.backend=vllm"
             )
         return Mesh.grouped(ranks)
+
+    def extend(self, extension: LengthExtensionConfig | None) -> None:
+        """See `RolloutBackend`."""
+        rope.extend(self._model, self._model.config, extension)
 
     def stream(self, requests: Sequence[Request]) -> Iterator[tuple[int, Response]]:
         """See `RolloutBackend`. Every request has a random stream of its own; its neighbours change logits by float rounding only.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from engine.config import LoRAConfig, RolloutConfig
+from engine.config import LengthExtensionConfig, LoRAConfig, RolloutConfig
 from engine.control.mesh import Mesh
 from engine.reshard.layout import Tensor
 from engine.reshard.proof import Proof
@@ -18,6 +18,7 @@ from engine.reshard.synchronise import Arrivals, Loaded
 from engine.rollout.backend import Request, Response
 from engine.rollout.limits import check_prompts
 from engine.rollout.stop import StopTexts
+from engine.rope import extended_frequencies
 from engine.training.lora import export_adapter
 
 MIN_TEMPERATURE = 0.01
@@ -41,6 +42,7 @@ class VLLMBackend:
         tokenizer: Any,
         lora: LoRAConfig | None,
     ) -> None:
+        from transformers import AutoConfig
         from vllm import LLM
         from vllm.config import WeightTransferConfig
 
@@ -48,6 +50,8 @@ class VLLMBackend:
         from engine.rollout.weight_transfer import BACKEND
 
         self._max_context_tokens = max_context_tokens
+        self._model_config = AutoConfig.from_pretrained(model_directory)
+        self._plain_tables: list[torch.Tensor] | None = None
         self._tokenizer = tokenizer
         self._names = map(str, itertools.count())
         self._lora = lora
@@ -58,6 +62,7 @@ class VLLMBackend:
             skip_tokenizer_init=True,
             dtype=str(dtype).removeprefix("torch."),
             max_model_len=max_context_tokens,
+            **_for_context(self._model_config, max_context_tokens),
             max_num_seqs=config.max_concurrent_samples,
             **_for_device(config, device),
             enforce_eager=True,
@@ -83,6 +88,15 @@ class VLLMBackend:
             return Mesh.grouped(ranks, config.tensor_parallel_ranks)
         except ValueError as error:
             raise ValueError(f"rollout.tensor_parallel_ranks: {error}") from error
+
+    def extend(self, extension: LengthExtensionConfig | None) -> None:
+        """See `RolloutBackend`. vLLM keeps cosines and sines of all positions in a table, which is written anew where it lies."""
+        tables = self._llm.apply_model(rotary_tables)[0]
+        if self._plain_tables is None:
+            self._plain_tables = [table.clone() for table in tables]
+        for table, plain in zip(tables, self._plain_tables, strict=True):
+            table.copy_(plain if extension is None or extension.changes_nothing else extended_table(self._model_config, extension, len(table)))
+        self._forget_prefixes()
 
     def stream(self, requests: Sequence[Request]) -> Iterator[tuple[int, Response]]:
         """See `RolloutBackend`. Every request has a random stream of its own, so neither batching nor ranks change a response.
@@ -188,6 +202,29 @@ class VLLMBackend:
             seed=request.seed,
             **common,
         )
+
+
+def _for_context(model: Any, max_context_tokens: int) -> dict[str, Any]:
+    """vLLM refuses contexts beyond the model's own, which a length extension reaches."""
+    native = getattr(model, "max_position_embeddings", None)
+    return {"hf_overrides": {"max_position_embeddings": max_context_tokens}} if native is not None and native < max_context_tokens else {}
+
+
+def rotary_tables(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Tables of cosines and sines [positions, rotary dimensions] of a model of vLLM, where it reads them. ValueError where RoPE is not plain."""
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding, RotaryEmbeddingBase
+
+    found = dict.fromkeys(module for module in model.modules() if isinstance(module, RotaryEmbeddingBase))
+    if strange := [type(module).__name__ for module in found if type(module) is not RotaryEmbedding] or ([] if found else ["nothing"]):
+        raise ValueError(f"length_extension: vLLM embeds positions by {strange[0]}, which is not plain RoPE; leave length_extension out")
+    return [module.cos_sin_cache for module in found]
+
+
+def extended_table(model: Any, extension: LengthExtensionConfig, positions: int) -> torch.Tensor:
+    """Cosines, then sines, [positions, rotary dimensions] float32."""
+    frequencies, attention = extended_frequencies(model, extension)
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1) * attention
 
 
 def _for_device(config: RolloutConfig, device: torch.device) -> dict[str, Any]:

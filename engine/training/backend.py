@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from engine.batch import Batch
-from engine.config import OptimizerConfig, TrainingConfig
+from engine.config import LengthExtensionConfig, OptimizerConfig, TrainingConfig
 from engine.control.mesh import Mesh
 from engine.reshard.layout import Sharding
 
@@ -65,6 +65,10 @@ class TrainingBackend(Protocol):
     @classmethod
     def mesh(cls, config: TrainingConfig, ranks: int) -> Mesh:
         """Which part of the data each rank is given; asked by the controller, without a model. ValueError where `ranks` does not fit."""
+        ...
+
+    def extend(self, extension: LengthExtensionConfig | None) -> None:
+        """From now on positions are embedded like this; with None as the model has it. ValueError where they cannot be. No collective."""
         ...
 
     def load(self, model_directory: Path) -> None:

@@ -12,8 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import Shard
 
+from engine import rope
 from engine.batch import Batch
-from engine.config import OptimizerConfig, TrainingConfig
+from engine.config import LengthExtensionConfig, OptimizerConfig, TrainingConfig
 from engine.control.mesh import Mesh
 from engine.reshard.layout import Sharding, plain_mesh
 from engine.training.backend import Head, Measure, OptimizerStep, TokenScores
@@ -82,6 +83,10 @@ class FSDPBackend:
         if isinstance(model, ValueModel):
             fully_shard(model.value_head, mp_policy=MixedPrecisionPolicy(), **settings)
         self._root: FSDPModule = fully_shard(model, mp_policy=mixed, **settings)
+
+    def extend(self, extension: LengthExtensionConfig | None) -> None:
+        """See `TrainingBackend`."""
+        rope.extend(self._model.causal, self.config, extension)
 
     def load(self, model_directory: Path) -> None:
         """See `TrainingBackend`. ValueError where the directory holds another architecture. Adapters go back to their start."""

@@ -15,6 +15,7 @@ BACKENDS: "Registry[type[TrainingBackend]]" = Registry(
     },
     methods=(
         "mesh",
+        "extend",
         "load",
         "reset_optimizer",
         "score",

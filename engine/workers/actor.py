@@ -19,7 +19,7 @@ from engine.algorithms.kl import kl
 from engine.algorithms.policy_loss import policy_loss
 from engine.algorithms.rollout_agreement import rollout_agreement
 from engine.batch import Batch, join
-from engine.config import RLStageConfig
+from engine.config import LengthExtensionConfig, RLStageConfig
 from engine.control.dispatch import ALL, DATA_PARALLEL, METRICS, register
 from engine.control.mesh import Mesh
 from engine.control.worker_group import Outlet
@@ -72,6 +72,7 @@ class HybridActor(StepWorker):
         self._phase = Phase.STALE
         self._weight_version = 0
         self._finished: Outlet | None = None
+        self._length_extension: LengthExtensionConfig | None = None
 
     def sharding(self) -> Sharding | None:
         """The rollout engine is made first, and asked what it needs: shards that lie inside of it need not travel."""
@@ -122,6 +123,7 @@ class HybridActor(StepWorker):
         self.begin_memories()
         assert config.steps is not None, "a stage begins with its number of steps known"
         updates = config.updates_per_step if isinstance(config, RLStageConfig) else 1
+        self.training.extend(config.length_extension if isinstance(config, RLStageConfig) else None)
         self.start_optimizer(config.training.optimizer, config.steps * updates)
 
     @register(ALL)
@@ -150,6 +152,9 @@ class HybridActor(StepWorker):
         """
         if self._phase is not Phase.READY or self._rollout.weight_version != self._weight_version:
             raise RuntimeError(f"generate was called before synchronise: {self._phase.value}")
+        if plan.length_extension != self._length_extension:
+            self._rollout.extend(plan.length_extension)
+            self._length_extension = plan.length_extension
         requests, places = plan.requests(self.prompt_sets[plan.prompt_set], self._tokenizer), plan.places()
         # Of ranks that share an engine one speaks.
         outlet = self._finished if self.meshes()[ROLLOUT].speaks[self.rank] else None
@@ -181,22 +186,6 @@ class HybridActor(StepWorker):
             return rollout
         answers = [texts[row] for row in range(len(places), len(requests))]
         return join(rollout, greedy_columns([position for position, _ in places], plan.baselines(), greedy, answers))
-
-    @register(METRICS, mesh=TRAIN)
-    def entropies(self, rollout: Batch, temperature: float, max_tokens: int) -> Statistics:
-        """The policy's entropy on the response tokens, at a temperature (`policy/entropy`) and at 1 (`policy/entropy_temperature_1`).
-
-        Needs no stage. A pass computes over `max_tokens` tokens at most.
-        """
-        measures: list[Measure] = ["entropy", "entropy_temperature_1"]
-
-        def compute(part: Batch) -> dict[str, torch.Tensor]:
-            return {str(name): found for name, found in self.training.score(part, temperature, measures).measures.items()}
-
-        found, mask, statistics = self.over_rows(rollout, max_tokens, compute), rollout.tensors["response_mask"], Statistics()
-        for name in measures:
-            statistics.add(f"policy/{name}", Mean(float(found.tensors[name][mask].double().sum()), int(mask.sum())))
-        return statistics
 
     @register(DATA_PARALLEL, mesh=TRAIN)
     def lengths(self, rollout: Batch) -> list[int]:

@@ -10,14 +10,14 @@ import torch.distributed as dist
 
 from engine.algorithms.aggregation import Denominators, count
 from engine.batch import Batch
-from engine.config import EngineConfig, OptimizerConfig, RLStageConfig, SFTStageConfig
-from engine.control.dispatch import ALL, DATA_PARALLEL, register
+from engine.config import EngineConfig, LengthExtensionConfig, OptimizerConfig, RLStageConfig, SFTStageConfig
+from engine.control.dispatch import ALL, DATA_PARALLEL, METRICS, register
 from engine.control.mesh import Mesh
-from engine.metrics import Maximum, Statistics, Sum
+from engine.metrics import Maximum, Mean, Statistics, Sum
 from engine.prompts import Prompt
 from engine.reshard.layout import Sharding
 from engine.rollout.plan import PromptSet
-from engine.training.backend import Head, TrainingBackend
+from engine.training.backend import Head, Measure, TrainingBackend
 from engine.training.micro_batches import micro_batches
 from engine.training.registry import BACKENDS
 
@@ -186,6 +186,23 @@ class TrainedWorker(Worker):
                     rows = mask.any(dim=1)
                     whole[row[rows], : mask.shape[1]] = tensor.cpu().float()[rows]
         return Batch(tensors=found)
+
+    @register(METRICS, mesh=TRAIN)
+    def entropies(self, rollout: Batch, temperature: float, max_tokens: int, length_extension: LengthExtensionConfig | None) -> Statistics:
+        """The policy's entropy on the response tokens, at a temperature (`policy/entropy`) and at 1 (`policy/entropy_temperature_1`).
+
+        Not within a stage. A pass computes over `max_tokens` tokens at most.
+        """
+        self.training.extend(length_extension)
+        measures: list[Measure] = ["entropy", "entropy_temperature_1"]
+
+        def compute(part: Batch) -> dict[str, torch.Tensor]:
+            return {str(name): found for name, found in self.training.score(part, temperature, measures).measures.items()}
+
+        found, mask, statistics = self.over_rows(rollout, max_tokens, compute), rollout.tensors["response_mask"], Statistics()
+        for name in measures:
+            statistics.add(f"policy/{name}", Mean(float(found.tensors[name][mask].double().sum()), int(mask.sum())))
+        return statistics
 
     def reference_log_probs(self, rollout: Batch, stage: RLStageConfig) -> Batch:
         """What this model says of the response tokens at the sampling temperature, as the tensor reference_log_probs [B, T]."""

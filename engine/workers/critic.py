@@ -26,6 +26,7 @@ class CriticWorker(TrainedWorker):
         """The policy's first weights with a value head at zero, and a fresh optimizer."""
         assert config.algorithm.critic is not None, "a stage without a critic does not begin one"
         self._stage, self._critic = config, config.algorithm.critic
+        self.training.extend(config.length_extension)
         self.training.load(directory)
         self.start_optimizer(self._critic.optimizer, config.steps * config.updates_per_step)
 

@@ -17,6 +17,7 @@ class ReferenceWorker(TrainedWorker):
     def begin_stage(self, config: RLStageConfig, directory: Path) -> None:
         """Takes the weights that the stage begins with, a Hugging Face directory."""
         self._stage = config
+        self.training.extend(config.length_extension)
         self.training.load(directory)
 
     @register(DATA_PARALLEL, mesh=TRAIN)

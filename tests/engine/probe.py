@@ -286,6 +286,14 @@ def multiply_the_base(actor: Any, wanted: str, factor: float) -> None:
     _local(parameter).mul_(factor)
 
 
+def leave_the_trainer_plain(actor: Any) -> None:
+    actor.training.extend = lambda extension: None
+
+
+def extend_the_trainer_again(actor: Any) -> None:
+    del actor.training.extend
+
+
 def _parameters(actor: Any) -> list[tuple[str, torch.nn.Parameter]]:
     return list(actor.training.parameters().items())
 

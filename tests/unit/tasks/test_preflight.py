@@ -268,7 +268,7 @@ OWN = {
             def annotate(self, rollout): ...
         class Backend:
             def mesh(self): ...
-            stream = wants = receive = load_adapter = load = reset_optimizer = score = values = optimizer_step = mesh
+            extend = stream = wants = receive = load_adapter = load = reset_optimizer = score = values = optimizer_step = mesh
             full_weights = parameters = adapter_weights = without_adapter = state = load_state = mesh
         def function(response, *arguments): ...
     """,
@@ -370,3 +370,18 @@ SEARCH = "stages.search={kind: temperature_search, grid: {low: 0.9, high: 1.4, s
 def test_an_evaluation_hotter_than_the_training_is_pointed_at(overrides: list[str], warned: bool) -> None:
     warnings = [finding for finding in found("recipe=grpo_tiny", *overrides, level="warning") if finding.key == "evaluation.sampling.temperature"]
     assert len(warnings) == warned
+
+
+def test_caps_above_the_context_of_a_local_model_are_found(root: Path) -> None:
+    (root / "mine").mkdir()
+    (root / "mine" / "config.json").write_text('{"max_position_embeddings": 100}')
+    caps = ["stages.rl.max_prompt_tokens=40", "stages.rl.max_response_tokens=61", "evaluation.max_response_tokens=60"]
+    recipe = ["recipe=grpo_tiny", "~stages.sft", "~model.architecture"]
+    settings = [*recipe, "model.path=mine", *caps]
+    (finding,) = [finding for finding in found(*settings) if "context" in finding.text]
+    assert finding.key == "stages.rl.max_response_tokens"
+    assert "max_position_embeddings of" in finding.text
+    # Mutation: a hub name is looked at as if it were a directory here.
+    assert not [finding for finding in found(*recipe, "model.path=some/where", *caps) if "context" in finding.text]
+    extended = "stages.rl.length_extension={factor: 1.5, attention_factor: 1.0}"
+    assert not [finding for finding in found(*settings, extended) if "context" in finding.text]

@@ -61,6 +61,16 @@ def test_a_search_is_matched_by_a_later_one_and_taken_by_stages_after_it() -> No
     recipe(hot=temperature(diversity=fixed), again=temperature(**MATCH))
 
 
+def test_a_length_extension_reaches_beyond_the_models_context() -> None:
+    # The model has 256 positions. Mutation: of one stage's extension all others think that it is theirs.
+    yarn = {"factor": 1.5, "attention_factor": 1.0}
+    assert recipe(one=rl(max_response_tokens=300, length_extension=yarn)).max_context_tokens() == 340
+    assert "or set length_extension" in refused(one=rl(max_response_tokens=300))
+    said = refused(one=rl(max_response_tokens=300, length_extension=yarn), two=rl(max_response_tokens=300))
+    assert "stages.two.max_response_tokens" in said
+    assert "stages.one.max_response_tokens" not in said
+
+
 # Mutations: look at all stages instead of those before; leave the kind out of the comparison.
 @pytest.mark.parametrize(
     ("stages", "said"),
