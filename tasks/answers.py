@@ -7,10 +7,11 @@ import numpy as np
 from engine.config import RewardConfig
 from engine.config.reward import RegexConfig
 from engine.prompts import Prompt
+from engine.rewards.answers import END_OF_THINKING
 from engine.rewards.scoring import Scored, Scoring
 
-FORMS = (r"\boxed{{{}}}", "{}", "Answer: {}", "#### {}")
-"""Ways to give an answer; one that earns something is enough."""
+FORMS = (r"\boxed{{{}}}", "{}", "Answer: {}", "#### {}", rf"<think>{END_OF_THINKING}\boxed{{{{{{}}}}}}")
+"""Ways to give an answer; one that earns something is enough. The last is for rewards that ask for a thinking that ends."""
 COMPARING = {"math_verify", "exact_match", "multiple_choice"}
 """Rewards that find the ground truth in a response, so that giving it has to earn something. Of one's own functions nobody knows that."""
 
