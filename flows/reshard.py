@@ -91,15 +91,15 @@ def _configuration(model: str) -> "PreTrainedConfig":
     from engine import model as models
     from engine.config import ModelConfig
     from engine.reshard.known import KNOWN, known_config
-    from tasks.compose import choices, compose
+    from tasks.compose import choices, model_of
 
-    recipes = choices("model")
+    files = choices("model")
     if model in KNOWN:
         return known_config(model)
-    if model in recipes:
-        return models.configuration(compose([f"recipe={next(iter(choices('recipe')))}", f"model={model}"]).model)
+    if model in files:
+        return models.configuration(model_of(model))
     if not (Path(model) / "config.json").is_file():
-        raise ValueError(f"{model} is no model: choose one of {', '.join(dict.fromkeys([*recipes, *KNOWN]))}, or a directory with a config.json")
+        raise ValueError(f"{model} is no model: choose one of {', '.join(dict.fromkeys([*files, *KNOWN]))}, or a directory with a config.json")
     return models.configuration(ModelConfig(path=model))
 
 

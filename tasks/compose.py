@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from engine.config import ModelConfig
 from tasks import schema
 from tasks.check import check, did_you_mean
 from tasks.config import RecipeConfig
@@ -68,6 +69,12 @@ def compose(overrides: Sequence[str]) -> RecipeConfig:
 def choices(group: str) -> dict[str, str]:
     """Files of a group of conf/, each with what its first comment says."""
     return {path.stem: _first_comment(path) for path in sorted((conf_directory() / group).glob("*.yaml"))}
+
+
+def model_of(name: str) -> ModelConfig:
+    """What a file of conf/model says, without a recipe around it."""
+    file = cast(DictConfig, OmegaConf.load(conf_directory() / "model" / f"{name}.yaml"))
+    return ModelConfig.model_validate(OmegaConf.to_container(file, resolve=True))
 
 
 def write_resolved(config: RecipeConfig, path: Path) -> None:

@@ -20,7 +20,7 @@ from pyarrow import parquet
 from engine.atomic import atomic_directory
 from engine.config import RewardConfig
 from engine.prompts import Prompt
-from tasks import facts, quality_page, readers, workspace
+from tasks import facts, fingerprint, quality_page, readers, workspace
 from tasks.answers import graded
 from tasks.config import RecipeConfig
 from tasks.config_data import ChecksConfig, DataConfig
@@ -31,8 +31,8 @@ from tasks.expectations import Expectation, Result, judge
 from tasks.mapping import bare
 from tasks.record import now
 
-VERSION = 1
-"""Of the checks: raise it when they find something else in the same data."""
+CODE = ("engine/rewards", "tasks/answers.py", "tasks/expectations.py", "tasks/facts.py", "tasks/validate.py")
+"""Whose source a verdict depends on."""
 SUMMARY, PAGE, MEASURES = "summary.json", "index.html", "whole_set"
 LEARNT, EVALUATED = ("train", "sft"), ("validation", "test")
 _COMPARED = ("data_source", "difficulty", "language", "prompt_tokens")
@@ -98,7 +98,7 @@ def validate(config: RecipeConfig, ready: PreparedData) -> Validation:
 def _key(config: RecipeConfig, ready: PreparedData) -> str:
     """Names all that a verdict depends on."""
     asked = {
-        "version": VERSION,
+        "code": fingerprint.code(CODE),
         "digests": ready.digests,
         "dropped": ready.dropped,
         "comparable": _comparable(config),
