@@ -44,6 +44,7 @@ def synthetic_run(
     until: float = 1.0,
     status: str = "finished",
     spread: float = 0.05,
+    loudness: float = 0.0,
 ) -> RunRecord:
     """A run of this configuration: every metric moves from half its level to its level, times what the seed makes of it, with noise.
 
@@ -55,8 +56,9 @@ def synthetic_run(
         until: share of each stage's steps that is done.
         status: of the record.
         spread: of the seeds and of the noise, relative to the level.
+        loudness: of the seeds' noise, on a logarithmic scale: 0 gives all of them the same.
     """
-    random = np.random.default_rng(config.seed)
+    random, loud = np.random.default_rng(config.seed), np.random.default_rng([config.seed, 1])
     lineage = record.lineage(config).model_copy(update={"commit": commit, "uncommitted": False, "dataset_digests": {"train": f"{config.seed:064x}"}})
     found = RunRecord(run=name, recipe=config.name, seed=config.seed, lineage=lineage, started="2026-11-30T02:00:00+00:00")
     path = workspace.run_directory(name) / "events.jsonl"
@@ -71,7 +73,8 @@ def synthetic_run(
         for metric, level in LEVELS[settings.kind].items():
             rise = 1 - 0.5 * np.exp(-4 * np.arange(steps) / steps)
             seed = 1 + spread * random.normal()
-            curves[metric] = level * ((rise * seed + (shift or {}).get(metric, 0.0)) + spread * random.normal(size=steps))
+            noise = spread * math.exp(loudness * loud.normal())
+            curves[metric] = level * ((rise * seed + (shift or {}).get(metric, 0.0)) + noise * random.normal(size=steps))
         for step in range(done):
             timing = {f"timing/{phase}_seconds": seconds for phase, seconds in PHASES.items()}
             events.append(StepFinished(stage=stage, step=step + 1, metrics={name: float(curve[step]) for name, curve in curves.items()} | timing))

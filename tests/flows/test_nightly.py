@@ -23,7 +23,8 @@ def store(almanac: Almanac, name: str, *overrides: str, spread: float = WIDE, se
     config = compose([SMALL[0], *settings])
     with mock.patch.dict(os.environ, {"ALMANAC_ROOT": str(almanac.root)}):
         seeded = [config.model_copy(update={"seed": seed}) for seed in range(1, 7)]
-        runs = [synthetic_run(one, f"{name}-20261101-0000{one.seed:02}", spread=spread) for one in seeded]
+        names = [f"{name}-20261101-0000{one.seed:02}" for one in seeded]
+        runs = [synthetic_run(one, run, spread=spread, loudness=spread) for one, run in zip(seeded, names, strict=True)]
         reference.write(reference.build(config, "grpo_tiny", settings, runs).model_copy(update={"seconds": seconds}))
     return settings
 
