@@ -27,7 +27,16 @@ from engine.config import (
     StageTrainingConfig,
 )
 from engine.control.deadline import WorkerError
-from engine.events import EvaluationProgressed, SamplesGenerated, StageFinished, StageStarted, StepFinished, StepTraced, WeightsSynchronised
+from engine.events import (
+    EvaluationProgressed,
+    PromptsScored,
+    SamplesGenerated,
+    StageFinished,
+    StageStarted,
+    StepFinished,
+    StepTraced,
+    WeightsSynchronised,
+)
 from engine.prompts import PromptSampler
 from engine.trainer.evaluation import Evaluation, evaluate
 from engine.trainer.session import Session
@@ -95,7 +104,7 @@ def events(first_run: tuple[list[Any], dict[str, torch.Tensor]]) -> list[Any]:
 
 
 def test_events_in_order(events: list[Any]) -> None:
-    step = [WeightsSynchronised, StepTraced, SamplesGenerated, StepFinished]
+    step = [PromptsScored, WeightsSynchronised, StepTraced, SamplesGenerated, StepFinished]
     assert [type(event) for event in events] == [StageStarted, *step * 3, StageFinished]
     assert [event.step for event in of(StepFinished, events)] == [1, 2, 3]
     versions = [event.version for event in of(WeightsSynchronised, events)]
