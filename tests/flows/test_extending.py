@@ -175,7 +175,7 @@ def test_the_first_sample_of_each_prompt_is_the_greedy_one(ran: Path, config: Re
     """As plain `transformers` decodes it, from the weights that the stage began with."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    directory = ran / "stages" / "sft" / "model"
+    directory = next(stage["model"] for stage in json.loads((ran / "record.json").read_text())["stages"] if stage["name"] == "sft")
     model, tokenizer = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32), AutoTokenizer.from_pretrained(directory)
     rows = samples(ran)[1]
     assert len(rows) == 16
