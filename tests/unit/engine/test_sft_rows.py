@@ -1,5 +1,6 @@
 """Which conversations an SFT step takes, and how they become a batch."""
 
+import subprocess
 import sys
 
 import pytest
@@ -104,5 +105,5 @@ def test_nothing_is_held_out_of_nothing() -> None:
 
 def test_the_controller_does_without_vllm() -> None:
     # Seconds of import and a gigabyte, in the one process that generates nothing. Mutation: import the rollout at the top of actor.py.
-    assert "engine.workers.actor" in sys.modules
-    assert "vllm" not in sys.modules
+    code = "import sys, engine.trainer.session; print('engine.workers.actor' in sys.modules, 'vllm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == ["True", "False"]
