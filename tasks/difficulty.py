@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,8 @@ def rate(
         if _holds(path, [prompts[position].id for position in positions], config.samples_per_prompt):
             continue
         began = time.perf_counter()
-        plan = SamplePlan(name, positions, config.samples_per_prompt, config.sampling, config.max_response_tokens, seed, name, 0)
-        plan = replace(plan, length_extension=config.length_extension)
+        drawn = (config.samples_per_prompt, config.sampling, config.max_response_tokens)
+        plan = SamplePlan(name, positions, *drawn, seed, name, 0, length_extension=config.length_extension)
         samples = scored(session, plan)
         _store(samples, prompts, path)
         emit(StepFinished(stage=name, step=number, metrics=_metrics(samples, time.perf_counter() - began)))

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -116,8 +115,8 @@ def search(
         for start in range(0, len(asked), config.prompts_per_batch):
             positions = tuple(range(start, min(start + config.prompts_per_batch, len(asked))))
             # The same stage and step whatever the temperature: seeds must not depend on it.
-            plan = SamplePlan(name, positions, config.samples_per_prompt, sampling, config.max_response_tokens, seed, name, 0)
-            plan = replace(plan, length_extension=config.length_extension)
+            how = (config.samples_per_prompt, sampling, config.max_response_tokens)
+            plan = SamplePlan(name, positions, *how, seed, name, 0, length_extension=config.length_extension)
             batch, entropies = drawn(session, plan, config.max_tokens_per_micro_batch)
             samples.append(batch)
             statistics.update(entropies)

@@ -34,7 +34,7 @@ from tasks.record import now
 CODE = ("engine/rewards", "tasks/answers.py", "tasks/expectations.py", "tasks/facts.py", "tasks/validate.py")
 """Whose source a verdict depends on."""
 SUMMARY, PAGE, MEASURES = "summary.json", "index.html", "whole_set"
-LEARNT, EVALUATED = ("train", "sft"), ("validation", "test")
+EVALUATED = ("validation", "test")
 _COMPARED = ("data_source", "difficulty", "language", "prompt_tokens")
 _SHORT = 60
 """Characters of a value in a problem."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from engine.config import EvaluationConfig, RewardConfig
@@ -54,8 +54,8 @@ def evaluate(
     for start in range(0, len(chosen), size):
         positions = tuple(range(start, min(start + size, len(chosen))))
         # The stage and step of the seeds are fixed: they must not depend on when an evaluation is made.
-        plan = SamplePlan(PROMPT_SET, positions, per_prompt, config.sampling, config.max_response_tokens, seed, PROMPT_SET, 0, greedy_first=True)
-        plan = replace(plan, length_extension=config.length_extension)
+        drawn = (positions, per_prompt, config.sampling, config.max_response_tokens)
+        plan = SamplePlan(PROMPT_SET, *drawn, seed, PROMPT_SET, 0, greedy_first=True, length_extension=config.length_extension)
         rows += sample_rows(label, scored(session, plan), chosen, names)
         emit(EvaluationProgressed(label=label, done=len(rows), total=len(chosen) * per_prompt))
     scores = [row["reward"] for row in rows]

@@ -113,8 +113,8 @@ class Generation:
         """Samples of these prompts and their rewards, the `number`-th generation of the step; returns at once."""
         config = self.config
         samples, greedy = (config.samples_per_prompt, config.sampling, config.max_response_tokens), config.algorithm.advantage.needs_greedy
-        plan = SamplePlan(self.stage, tuple(positions), *samples, self.seed, self.stage, step, greedy_baseline=greedy)
-        plan = replace(plan, length_extension=config.length_extension)
+        place = (self.seed, self.stage, step)
+        plan = SamplePlan(self.stage, tuple(positions), *samples, *place, greedy_baseline=greedy, length_extension=config.length_extension)
         rollout = self.session.actor.generate(plan)
         scores, shuffle = self.session.reward.score(rollout), config.reward.shuffle  # begin with each sample when it is finished
         annotations = [annotator.annotations(rollout) for annotator in self.session.annotators.values()]
