@@ -11,6 +11,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from engine.atomic import atomic_directory
 from engine.config import ArchitectureConfig, GgufConfig, ModelConfig
+from engine.digest import directory_digest, file_digest
 from engine.tokenizer import character_tokenizer
 
 
@@ -60,7 +61,7 @@ def model_digest_key(model: ModelConfig, seed: int) -> str:
             "tokenizer": [tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template],
         }
     elif model.gguf is not None:
-        source = {"gguf": _file_digest(_gguf_file(model.gguf))}
+        source = {"gguf": file_digest(_gguf_file(model.gguf))}
     else:
         path = Path(str(model.path))
         source = {"path": directory_digest(path) if path.is_dir() else str(model.path)}
@@ -82,19 +83,6 @@ def configuration(model: ModelConfig) -> PreTrainedConfig:
         return AutoConfig.from_pretrained(model.path)
     except (OSError, ValueError) as error:
         raise ValueError(f"model.path: {model.path} is neither a local model directory nor a hub name that can be loaded: {error}") from error
-
-
-def directory_digest(path: Path) -> str:
-    """SHA-256 over the relative names, in order, and the contents of all files below `path`."""
-    digest = hashlib.sha256()
-    for file in sorted(p for p in path.rglob("*") if p.is_file()):
-        digest.update(f"{file.relative_to(path).as_posix()}\0{_file_digest(file)}\n".encode())
-    return digest.hexdigest()
-
-
-def _file_digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _load(model: ModelConfig, seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from engine.model import directory_digest
+from engine.digest import directory_digest
 from engine.trainer.session import Session
 from tasks.config import RecipeConfig
 from tasks.progress import START_ENGINE, Listener, devices, told
@@ -17,7 +17,7 @@ class Weights:
 
     directory: Path
     digest: str
-    """`engine.model.directory_digest` of it."""
+    """`engine.digest.directory_digest` of it."""
 
     @classmethod
     def of(cls, directory: Path) -> Self:

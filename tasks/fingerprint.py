@@ -4,7 +4,6 @@ What changes no number is left out: names and layout of pools, deadlines, tracki
 """
 
 import functools
-import hashlib
 import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -12,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from engine.digest import file_digest, files_digest
 from engine.hardware import resolve_device, resolve_dtype
 from engine.registry import is_place
 from tasks import workspace
@@ -81,12 +81,9 @@ def _engine(config: RecipeConfig) -> dict[str, Any]:
 @functools.cache
 def code(places: tuple[str, ...]) -> str:
     """SHA-256 over the Python source below these directories and in these files of the checkout."""
-    digest = hashlib.sha256()
-    for place in places:
-        path = workspace.checkout() / place
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(f"{file.relative_to(workspace.checkout()).as_posix()}\0{_sha256(file)}\n".encode())
-    return digest.hexdigest()
+    paths = [workspace.checkout() / place for place in places]
+    files = [file for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
+    return files_digest(files, workspace.checkout())
 
 
 @functools.cache
@@ -104,7 +101,7 @@ def _own_modules(settings: Any) -> dict[str, str]:
     for text in _texts(settings):
         module = text.partition(":")[0]
         if is_place(text) and (source := _source(module)) is not None:
-            found[module] = _sha256(source)
+            found[module] = file_digest(source)
     return found
 
 
@@ -125,11 +122,6 @@ def _source(module: str) -> Path | None:
     except (ImportError, ValueError):
         return None  # Some other text with a colon in it.
     return Path(specification.origin) if specification is not None and specification.has_location and specification.origin else None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def reads_split(stage: StageConfig) -> str | None:

@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from engine.atomic import atomic_file
+from engine.digest import file_digest
 from tasks import workspace
 from tasks.record import StageRecord
 from tasks.run_lock import RunInProgressError
@@ -139,6 +140,4 @@ def manifest(directory: Path) -> dict[str, dict[str, int | str]]:
 
 def file_entry(path: Path) -> dict[str, int | str]:
     """Size in bytes and SHA-256 of one file."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
+    return {"bytes": path.stat().st_size, "sha256": file_digest(path)}

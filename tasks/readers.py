@@ -4,7 +4,6 @@ Nothing is loaded from anywhere else. Heavy imports happen inside, so that a pre
 """
 
 import csv
-import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.digest import directory_digest, file_digest
 from tasks.data_error import DataError
 
 if TYPE_CHECKING:
@@ -64,11 +64,7 @@ def read(path: Path) -> list[Row]:
 
 def digest(path: Path) -> str:
     """SHA-256 of a file; of a directory, of its files' names and contents."""
-    if path.is_file():
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    inside = {str(file.relative_to(path)): digest(file) for file in sorted(path.rglob("*")) if file.is_file()}
-    return hashlib.sha256(json.dumps(inside).encode()).hexdigest()
+    return file_digest(path) if path.is_file() else directory_digest(path)
 
 
 def _known() -> str:

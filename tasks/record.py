@@ -5,7 +5,6 @@ consistent state.
 """
 
 import difflib
-import hashlib
 import os
 import platform
 import subprocess
@@ -21,6 +20,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine import hardware
+from engine.digest import file_digest
 from engine.reshard.ledger import Ledger
 from tasks import workspace
 from tasks.config import RecipeConfig
@@ -324,4 +324,4 @@ def _lock_digest() -> str | None:
     except metadata.PackageNotFoundError:
         return None
     path = workspace.checkout() / "requirements" / f"{kind}.lock"
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    return file_digest(path) if path.is_file() else None

@@ -14,8 +14,8 @@ import torch
 from small_recipe import SMALL
 from transformers import AutoModelForCausalLM
 
+from engine.digest import directory_digest
 from engine.events import StepFinished
-from engine.model import directory_digest
 from engine.trainer.replay import kept_operations, step_directory
 from tasks import journal, record, stages, workspace
 from tasks.compose import compose

@@ -7,7 +7,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from engine import model as model_module
 from engine.atomic import atomic_directory
 from engine.config import ArchitectureConfig, GgufConfig, ModelConfig
-from engine.model import create, directory_digest, model_digest_key
+from engine.digest import directory_digest
+from engine.model import create, model_digest_key
 
 TINY = ModelConfig(
     architecture=ArchitectureConfig(hidden_size=32, layers=1, attention_heads=2, key_value_heads=1, feed_forward_size=32, max_context_tokens=64)
