@@ -97,6 +97,8 @@ class _Role:
     lock: Any = field(default_factory=threading.Lock)
 
 
+_WAITS = "waits for its arguments"
+
 Fetched = tuple[tuple[Any, ...], dict[int, int]]
 """Arguments, and the bytes that were taken of each operation's result."""
 
@@ -115,6 +117,7 @@ class WorkerHost:
         self._roles: dict[str, _Role] = {}
         self._fetched: dict[int, Future[Fetched]] = {}
         self._begun: dict[int, str] = {}
+        self._fetching: set[int] = set()
         self._node = ray.get_runtime_context().get_node_id()[:8]
 
     def free_address(self) -> tuple[str, int]:
@@ -159,10 +162,13 @@ class WorkerHost:
         """Puts the arguments of a call together, in the thread for it. `values` are so many `reports`, then the arguments as they were sent."""
         taken: dict[int, int] = {}
         future = self._fetched.setdefault(number, Future())
+        self._fetching.add(number)
         try:
             future.set_result((tuple(_argument(value, values[:reports], taken) for value in values[reports:]), taken))
         except Exception as error:  # noqa: BLE001 - the call raises it
             future.set_exception(error)
+        finally:
+            self._fetching.discard(number)
 
     @ray.method(concurrency_group="inquiry")
     def where(self) -> tuple[int, dict[int, str], str]:
@@ -170,7 +176,9 @@ class WorkerHost:
 
         Nothing but built-in types, because a process may ask that cannot import `engine`.
         """
-        return os.getpid(), dict(self._begun), stacks.text()
+        # Ray unpickles for one thread at a time: while a call's arguments arrive slowly, the call itself may not get in.
+        fetching = dict.fromkeys(self._fetching.copy(), _WAITS)
+        return os.getpid(), fetching | self._begun, stacks.text()
 
     @ray.method(num_returns=2, concurrency_group="beside")
     def call_beside(self, invocation: Invocation, *values: Any) -> tuple[Any, Report]:
@@ -196,7 +204,7 @@ class WorkerHost:
 
     @contextmanager
     def _standing(self, number: int) -> Iterator[None]:
-        self._begun[number] = "waits for its arguments"
+        self._begun[number] = _WAITS
         try:
             yield
         finally:

@@ -3,8 +3,9 @@
 import os
 import re
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,9 @@ from light_workers import LightWorker
 from engine.batch import Batch
 from engine.config import PoolConfig, ResourcesConfig
 from engine.control.deadline import WorkerError
+from engine.control.dispatch import Share
 from engine.control.future import BatchFuture, join, stack
+from engine.control.host import FromWorkers, WorkerHost
 from engine.control.resources import Pool, ResourceError, open_pools
 from engine.control.worker_group import WorkerGroup
 from engine.trainer.session import import_path
@@ -332,6 +335,34 @@ def test_silent_workers_say_where_they_stand(cluster: None, tmp_path: Path) -> N
         assert re.search(line, said, re.MULTILINE)
         # Mutation: say of every silent call that it is running.
         assert re.match(r"light rank 0, tag has not begun\. Process \d+ stands at\n(.*\n)+.* in sleep: ", unanswered(waiting))
+
+
+class Slow:
+    """Stands where a call's results would be taken, and is late with them."""
+
+    def __init__(self) -> None:
+        self.asked, self.there = threading.Event(), threading.Event()
+
+    def share(self, sizes: Sequence[int], share: Share) -> list[int]:
+        self.asked.set()
+        assert self.there.wait(60)
+        return [1]
+
+    def origins(self, sizes: Sequence[int], share: Share) -> dict[int, float]:
+        return {}
+
+
+def test_a_call_whose_arguments_are_on_their_way_waits_for_them(cluster: None) -> None:
+    # Ray unpickles for one thread of a process at a time, so that the call itself may come in after its arguments.
+    host, slow = WorkerHost(None), Slow()
+    fetch = threading.Thread(target=host.fetch, args=(7, 0, FromWorkers((slow,), ((),), Share(0, 1))))  # type: ignore[arg-type]
+    fetch.start()
+    assert slow.asked.wait(60)
+    # Mutations: know of a call only from the moment when it begins; forget that the arguments have come.
+    assert host.where()[1] == {7: "waits for its arguments"}
+    slow.there.set()
+    fetch.join()
+    assert host.where()[1] == {}
 
 
 def test_a_stopped_worker_is_said_to_be_stopped(cluster: None) -> None:
