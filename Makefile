@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(DEVICE)
 RECIPE ?= grpo_tiny
 
-.PHONY: help setup run test test-unit test-parity test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-cost bench-formulas bench-memory bench-nightly bench-packing bench-regressions bench-reshard lock clean
+.PHONY: help setup run test test-unit test-parity test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-cost bench-formulas bench-mechanisms bench-memory bench-nightly bench-packing bench-regressions bench-reshard lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -68,6 +68,9 @@ bench-cost: $(READY)  ## predicted seconds and memory of a step beside measured 
 
 bench-formulas: $(READY)  ## every estimator and loss beside verl's, on 4,096 samples of 1,024 tokens, some minutes
 	$(BIN)/python bench/formulas.py
+
+bench-mechanisms: $(READY)  ## the recipes' mechanisms beside their controls, three seeds, an hour or more
+	$(BIN)/python bench/mechanisms.py
 
 bench-memory: $(READY)  ## memory of log-probs, all logits at once beside in parts, some minutes
 	$(BIN)/python bench/memory.py
