@@ -104,6 +104,7 @@ def page(arms: list[dict[str, Any]]) -> str:
         "Accuracy is avg@8 on the held-out test set; the gain's 95 % interval is a bootstrap paired over prompts. *Foreseen* is the mean explained",
         "variance of the critic's values over the last ten steps: 1 where they foresee the returns, 0 where a constant would do as well.",
         "All have the recipe's learning rate, which was chosen with GRPO: this shows that each of them learns, not which is best.",
+        "The recipe makes one update a step, in which every ratio is 1: losses that differ in nothing but their clipping give the same numbers.",
         "",
     ]
     header = ["algorithm", "seed", "before", "after", "gain", "95 % interval", "steps", "seconds", "foreseen", "largest log-prob difference"]
