@@ -14,7 +14,7 @@ SIZES = {
     r"model\..*": "a small model with random weights",
     r"resources\..*": "two CPU cores",
     r"minimum_free_disk_gigabytes": "small checkpoints",
-    r"stages\.base\..*": "SFT that stands for the training which the published model had before",
+    r"stages\.sft\..*": "SFT that stands for the training which the published model had before",
     r"stages\.\w+\.(steps|prompts_per_step|max_prompt_tokens|max_response_tokens)": "fewer, and shorter",
     r"stages\.\w+\.groups\.prompts_per_generation|stages\.\w+\.truncated\.buffer_tokens": "in proportion to the two above",
     r"stages\.\w+\.training\.(max_tokens_per_micro_batch|optimizer\.learning_rate)": "what so few parameters take",
@@ -59,10 +59,10 @@ def test_a_twin_differs_in_sizes_alone(twin: str) -> None:
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_a_twin_has_the_stages_in_the_same_order_after_its_base(twin: str) -> None:
-    # Mutation: write `base` last in the twin's file.
+def test_a_twin_has_the_stages_in_the_same_order_after_its_sft(twin: str) -> None:
+    # Mutation: write `sft` last in the twin's file.
     published, _ = TWINS[twin]
-    assert list(compose([f"recipe={twin}"]).stages) == ["base", *compose([f"recipe={published}"]).stages]
+    assert list(compose([f"recipe={twin}"]).stages) == ["sft", *compose([f"recipe={published}"]).stages]
 
 
 @pytest.mark.parametrize(
