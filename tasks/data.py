@@ -11,7 +11,7 @@ import pyarrow.parquet
 
 from engine.atomic import atomic_directory
 from engine.prompts import Prompt, content_hash
-from tasks import readers, workspace
+from tasks import fingerprint, readers, workspace
 from tasks.config_data import ColumnsConfig, DataConfig, RowsConfig
 from tasks.data_error import DataError
 from tasks.data_files import read_conversations, read_prompts
@@ -22,6 +22,8 @@ Row = dict[str, Any]
 Messages = Sequence[dict[str, str]]
 PROMPT_SPLITS = ("train", "validation", "test")
 MANIFEST = "manifest.json"
+CODE = ("tasks/chain_sums.py", "tasks/data.py", "tasks/data_files.py", "tasks/mapping.py", "tasks/readers.py", "tasks/schemas.py")
+"""Whose source the rows depend on."""
 
 _MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 _COLUMNS = {
@@ -69,7 +71,7 @@ def prepare(
     """Writes `sft`, `train`, `validation` and `test` as parquet into `directory`, with a manifest; all of it or nothing.
 
     No prompt stands twice in a split, and none of test or validation in any other split. What lies there already is kept when it was
-    made from the same settings and input files and its own files still have their hashes.
+    made from the same settings and input files by the same code and its own files still have their hashes.
 
     Args:
         config: generated sums, or the user's files.
@@ -86,6 +88,7 @@ def prepare(
     inputs = {name: workspace.root() / file for name in ("train", "validation", "test", "sft") if (file := getattr(config, f"{name}_file"))}
     made_from = {
         "configuration": config.content().digest(),
+        "code": fingerprint.code(CODE),
         "seed": seed,
         "max_prompt_tokens": max_prompt_tokens,
         "counted_by": counted_by,

@@ -10,9 +10,9 @@ from typing import Literal
 from engine.events import PromptsScored
 from tasks import data
 from tasks.prompt_files import write_kept
-from tasks.stage_config import DropEasyStageConfig
+from tasks.stage_config import GIVEN, DropEasyStageConfig
 
-SCORES = "scores.jsonl"
+SCORES = GIVEN["scores"]
 """Log of an RL stage, in its output: a line for each step."""
 
 

@@ -96,12 +96,17 @@ def _packages() -> dict[str, str]:
 
 
 def _own_modules(settings: Any) -> dict[str, str]:
-    """SHA-256 of the source of each module of one's own that the settings name as `module:attribute`."""
-    found: dict[str, str] = {}
+    """SHA-256 of these sources."""
+    return {module: file_digest(source) for module, source in own_sources(settings).items()}
+
+
+def own_sources(settings: Any) -> dict[str, Path]:
+    """Source file of each module of one's own that the settings name as `module:attribute`."""
+    found: dict[str, Path] = {}
     for text in _texts(settings):
         module = text.partition(":")[0]
         if is_place(text) and (source := _source(module)) is not None:
-            found[module] = file_digest(source)
+            found[module] = source
     return found
 
 

@@ -12,9 +12,9 @@ from engine.prompts import Prompt
 from tasks import data
 from tasks.data import PreparedData
 from tasks.data_error import DataError
-from tasks.stage_config import AskingStageConfig, DropEasyStageConfig
+from tasks.stage_config import GIVEN, AskingStageConfig, DropEasyStageConfig
 
-PROMPTS = "prompts.parquet"
+PROMPTS = GIVEN["prompts"]
 """The prompts that a stage gives to later ones, in its output: rows of the data set, as they were."""
 
 

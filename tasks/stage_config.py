@@ -188,6 +188,8 @@ KINDS: Mapping[str, Kind] = {
 }
 REFERENCES: Mapping[str, Given] = {"prompts": "prompts", "scores_of": "scores", "temperature_from": "temperature", "matches": "temperature"}
 """Settings that name other stages, and what is taken from these."""
+GIVEN: Mapping[Given, str] = {"prompts": "prompts.parquet", "scores": "scores.jsonl", "temperature": "temperature.json"}
+"""The file of an output that it is taken from."""
 
 
 def kind_of(stage: StageConfig) -> Kind:

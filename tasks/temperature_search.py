@@ -20,9 +20,9 @@ from engine.statistics import accuracy_interval
 from engine.trainer.session import Session
 from tasks import plots
 from tasks.diversity import Units, common_length, diversity
-from tasks.stage_config import TemperatureSearchStageConfig
+from tasks.stage_config import GIVEN, TemperatureSearchStageConfig
 
-RESULT, PICTURE, SAMPLES = "temperature.json", "temperature.png", "samples"
+RESULT, PICTURE, SAMPLES = GIVEN["temperature"], "temperature.png", "samples"
 RESAMPLES, CONFIDENCE = 2000, 0.95
 """Of the intervals of accuracies; the rules do not look at them."""
 

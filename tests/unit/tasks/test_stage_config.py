@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from tasks.config import RecipeConfig
-from tasks.stage_config import KINDS, REFERENCES, DifficultyStageConfig
+from tasks.stage_config import GIVEN, KINDS, REFERENCES, DifficultyStageConfig
 
 TRAINING = {"optimizer": {"learning_rate": 1e-3}}
 CAPS = {"max_prompt_tokens": 40, "max_response_tokens": 64}
@@ -145,8 +145,6 @@ def test_the_default_leaves_out_eight_of_eight() -> None:
 
 
 def test_what_is_referred_to_is_given_by_some_kind() -> None:
-    from tasks.stages import GIVEN
-
     assert set(REFERENCES.values()) == {kind.gives for kind in KINDS.values()} - {None} == set(GIVEN)
 
 
