@@ -4,6 +4,7 @@ An override may name any key that the configuration classes know, whether or not
 """
 
 import os
+import re
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -77,18 +78,31 @@ def model_of(name: str) -> ModelConfig:
     return ModelConfig.model_validate(OmegaConf.to_container(file, resolve=True))
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-05 is a number, as in 1.2, which DVC writes: PyYAML's 1.1 asks for 1.0e-05."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Its twin: text that looks like such a number goes into quotes."""
+
+
+_EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$")
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+
+
 def write_resolved(config: RecipeConfig, path: Path) -> None:
     """Write every setting, defaults included, as YAML that `load_resolved` reads."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     # Escaped beyond ASCII: PyYAML writes some characters bare that it reads back as line breaks (U+0085).
-    beside.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=140), encoding="utf-8")
+    beside.write_text(yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, width=140), encoding="utf-8")
     beside.replace(path)
 
 
 def load_resolved(path: Path) -> RecipeConfig:
-    """Read what `write_resolved` wrote. Raises ConfigurationError where that is no valid configuration."""
+    """Read what `write_resolved` wrote, or what a person or DVC made of it. Raises ConfigurationError where that is no valid configuration."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except yaml.YAMLError as error:
         raise ConfigurationError([Problem("", f"{path} is not YAML: {' '.join(str(error).split())}")]) from error
     config, problems = check(data, fallback={})
