@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(DEVICE)
 RECIPE ?= grpo_tiny
 
-.PHONY: help setup run test test-unit test-parity test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-cost bench-formulas bench-mechanisms bench-memory bench-nightly bench-packing bench-regressions bench-reshard lock clean
+.PHONY: help setup run repro dvc test test-unit test-parity test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-cost bench-formulas bench-mechanisms bench-memory bench-nightly bench-packing bench-regressions bench-reshard lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -20,6 +20,9 @@ $(READY): requirements/$(DEVICE).lock requirements/setup.sh pyproject.toml
 
 run: $(READY)  ## run the main job (RECIPE=name for another recipe)
 	$(BIN)/almanac run recipe=$(RECIPE)
+
+repro: $(READY)  ## the recipe in params.yaml as DVC runs it: what is out of date
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/dvc repro
 
 test: test-unit test-parity test-engine test-flows  ## all tests
 
@@ -46,6 +49,9 @@ type: $(READY)  ## mypy, strict
 format: $(READY)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+dvc: $(READY)  ## write params.yaml and dvc.yaml anew (RECIPE=name for another recipe)
+	$(BIN)/almanac dvc recipe=$(RECIPE)
 
 docs: $(READY)  ## write docs/configuration.md and the numbers of docs/recipes/ anew
 	$(BIN)/python -m tasks.reference_page

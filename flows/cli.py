@@ -61,6 +61,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     checked.add_argument("--here", action="store_true", help="fail, too, when this machine lacks something that the recipe needs")
     reckoned = _reckoning_verbs(verb)
     verb("validate", commands.validate, "make a recipe's data and check them: duplicates, contamination, answers, lengths, drift", overrides=True)
+    tracked = verb("dvc", commands.dvc, "write params.yaml and dvc.yaml for a recipe; without one, dvc.yaml for params.yaml", overrides=True)
+    tracked.add_argument("--check", action="store_true", help="write nothing; fail where they are not what the recipe says")
     shown = verb("show", commands.show, "what a run did and measured")
     shown.add_argument("run", nargs="?", default="latest", metavar="RUN", help="run id, or latest (the default)")
     ui = verb("ui", commands.ui, "open MLflow on a run")

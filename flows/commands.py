@@ -67,6 +67,22 @@ def estimate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def dvc(arguments: argparse.Namespace) -> int:
+    """`almanac dvc`: 1 with `--check` where the files are not what the recipe says."""
+    from tasks import dvc_graph
+    from tasks.compose import compose
+
+    config = compose(arguments.overrides) if arguments.overrides else dvc_graph.read_params()
+    if not arguments.check:
+        for path in dvc_graph.write(config):
+            print(path)
+        return 0
+    wrong = dvc_graph.differences(config if arguments.overrides else compose([f"recipe={config.name}"]))
+    for line in wrong:
+        print(line)
+    return 1 if wrong else 0
+
+
 def _length(stage: "StageConfig") -> list[str]:
     """How long a stage that trains is; nothing of others, which are as long as it takes."""
     from tasks.stage_config import planned_steps

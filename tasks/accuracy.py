@@ -40,6 +40,12 @@ class Accuracy:
         return values
 
 
+def described(summary: Accuracy) -> str:
+    """Average accuracy and its interval, short enough for a line."""
+    average = summary.average
+    return f"avg@{summary.samples_per_prompt} {100 * average.mean:.1f} % [{100 * average.low:.1f}, {100 * average.high:.1f}]"
+
+
 def difficulty_order(difficulty: str) -> tuple[bool, float, str]:
     """Sort key: numbers by value, before words by the alphabet."""
     try:

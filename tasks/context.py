@@ -19,6 +19,7 @@ from tasks.data import PreparedData
 from tasks.engines import Engine, Weights
 from tasks.failure import reason
 from tasks.progress import FINISH, Listener, Notice, PhaseFinished, PhaseStarted
+from tasks.publishing import Publication
 from tasks.record import RunRecord, StageRecord, Synchronisations
 from tasks.stage_config import planned_steps
 from tasks.tracking import Tracker
@@ -46,9 +47,10 @@ class RunContext:
         "evaluation",
         "fresh",
         "listener",
-        "metrics",
         "outputs",
+        "publication",
         "record",
+        "steps",
         "test",
         "tracker",
         "weights",
@@ -64,14 +66,15 @@ class RunContext:
     accuracy: Accuracy
     outputs: dict[str, Path]
     """Directory of what each stage leaves, of those that have begun."""
-    metrics: dict[str, float]
-    """Of the newest step."""
+    steps: dict[int, dict[str, float]]
+    """Metrics of the newest stage, by step."""
 
     def __init__(self, config: RecipeConfig, record: RunRecord, tracker: Tracker, listener: Listener, *, fresh: bool = False) -> None:
         self.config, self.record, self.tracker, self.listener, self.fresh = config, record, tracker, listener, fresh
         self.engine = Engine(config, self.directory, listener)
+        self.publication = Publication(config, listener)
         self.evaluation = None
-        self.outputs, self.metrics = {}, {}
+        self.outputs, self.steps = {}, {}
         self._written = 0.0
 
     @property
@@ -106,7 +109,7 @@ class RunContext:
                 add_synchronisation(self.record.stage(stage), event)
             case StepFinished(stage=stage):
                 add_step(self.record.stage(stage), event)
-                self.metrics = dict(event.metrics)
+                self.steps[event.step] = dict(event.metrics)
                 if time.monotonic() - self._written > SECONDS_BETWEEN_WRITES:
                     self.save()
             case StageFinished(stage=stage, seconds=seconds):
@@ -114,6 +117,10 @@ class RunContext:
                 entry.seconds, entry.ended_by, entry.ended_because = seconds, event.ended_by, event.why
                 self.save()
         self.listener(event)
+
+    def last_metrics(self) -> dict[str, float]:
+        """Of the newest stage's last step."""
+        return self.steps[max(self.steps)] if self.steps else {}
 
     def save(self) -> None:
         """Writes the record as it is now."""
@@ -166,6 +173,7 @@ def open_run(
                 raise
             finally:
                 context.engine.close()
+                context.publication.close()
             # Leaving the tracker draws the plots and closes MLflow's runs.
             listener(PhaseStarted(phase=FINISH))
             record.finished = records.now()

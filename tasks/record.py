@@ -290,7 +290,8 @@ def lineage(config: RecipeConfig, *, dataset_digests: Mapping[str, str] | None =
         dataset_digests: digest of each split by its name.
         base_model_digest: digest of the first weights.
     """
-    status = git("status", "--porcelain")
+    # What runs themselves bring up to date is no code.
+    status = git("status", "--porcelain", "--", ".", ":(exclude)dvc.lock", ":(exclude)results")
     return Lineage(
         commit=commit(),
         uncommitted=None if status is None else bool(status),

@@ -1,40 +1,59 @@
 """`python -m tasks.stage recipe=NAME stage=STAGE [key=value ...]`: one stage of a recipe by itself, where the stages before it lie ready.
 
 It leaves what `almanac run` would leave, in the same place, and is not run again where that lies ready. Prints the directory.
+
+With `evaluate=STAGE` in place of `stage=STAGE` the weights that the stage has left are evaluated, with `evaluate=base` those that the recipe starts
+from. Prints the accuracy.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tasks import record, workspace
+from tasks.accuracy import Accuracy, described
 from tasks.compose import compose
 from tasks.config import RecipeConfig
 from tasks.data_error import DataError
-from tasks.progress import Listener, Notice
+from tasks.progress import BASE, Listener, Notice, PhaseFinished, Report
 from tasks.record import RunRecord, StageRecord
 from tasks.run_lock import only_run
-from tasks.stage_config import DropEasyStageConfig, references
+from tasks.stage_config import DropEasyStageConfig, kind_of, references
 
-ARGUMENT = "stage="
+if TYPE_CHECKING:  # torch
+    from tasks.context import RunContext
+
+STAGE, EVALUATE = "stage=", "evaluate="
 USUAL_GRID = {"low": 0.6, "high": 1.4, "step": 0.2}
 """Temperatures of a search that the recipe does not have."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """The command; bad input ends with its error on stderr and exit code 1."""
-    names = [argument.removeprefix(ARGUMENT) for argument in arguments if argument.startswith(ARGUMENT)]
+    asked = [argument for argument in arguments if argument.startswith((STAGE, EVALUATE))]
     workspace.quiet_environment()
     try:
-        if len(names) != 1:
-            raise ValueError("say stage=NAME once, beside recipe=NAME")
-        config = compose([argument for argument in arguments if not argument.startswith(ARGUMENT)])
-        run = record.new_run_id(config.name)
+        if len(asked) != 1:
+            raise ValueError("say stage=NAME or evaluate=NAME once, beside recipe=NAME")
+        config = compose([argument for argument in arguments if argument not in asked])
+        run, name = record.new_run_id(config.name), asked[0].partition("=")[2]
         with only_run(run):
-            done = after_others(config, names[0], run, lambda event: print(event.text, file=sys.stderr) if isinstance(event, Notice) else None)
+            if asked[0].startswith(STAGE):
+                print(after_others(config, name, run, notices).output)
+            else:
+                print(described(evaluated_after(config, name, run, notices)))
     except ValueError as error:
         sys.exit(str(error))
-    print(done.output)
+
+
+def notices(event: Report) -> None:
+    """A listener that writes to standard error what a person should know, and what came out of each part of the run."""
+    if isinstance(event, Notice):
+        print(event.text, file=sys.stderr)
+    elif isinstance(event, PhaseFinished) and event.result:
+        print(f"{event.phase}: {event.result}", file=sys.stderr)
 
 
 def after_others(config: RecipeConfig, name: str, run: str, listener: Listener) -> StageRecord:
@@ -45,7 +64,29 @@ def after_others(config: RecipeConfig, name: str, run: str, listener: Listener) 
     """
     if name not in config.stages:
         raise ValueError(f"recipe {config.name} has no stage {name}; it has: {', '.join(config.stages)}")
-    return _run(config, list(config.stages)[: list(config.stages).index(name)], name, run, listener)
+    return _run(config, _before(config, name), name, run, listener)
+
+
+def evaluated_after(config: RecipeConfig, label: str, run: str, listener: Listener) -> Accuracy:
+    """Accuracy of the weights that the stage `label` has left, or of those that the recipe starts from (`base`), as part of a run that is about it.
+
+    Raises:
+        ValueError: no such stage trains, or one up to it does not lie ready; names it.
+    """
+    training = [name for name, stage in config.stages.items() if kind_of(stage).trains]
+    if label not in (BASE, *training):
+        raise ValueError(f"nothing of recipe {config.name} is evaluated as {label}; there are: {', '.join([BASE, *training])}")
+    from tasks import stages  # torch
+
+    with _ready(config, [] if label == BASE else [*_before(config, label), label], (), run, listener) as context:
+        stages.evaluate(context, label)
+        return context.accuracy
+
+
+def _before(config: RecipeConfig, name: str) -> list[str]:
+    """The stages before this one."""
+    names = list(config.stages)
+    return names[: names.index(name)]
 
 
 def of_first_weights(config: RecipeConfig, name: str, run: str, listener: Listener) -> StageRecord:
@@ -55,15 +96,24 @@ def of_first_weights(config: RecipeConfig, name: str, run: str, listener: Listen
 
 def _run(config: RecipeConfig, before: Sequence[str], name: str, run: str, listener: Listener) -> StageRecord:
     from tasks import stages  # torch
+
+    with _ready(config, before, [name], run, listener) as context:
+        stages.run_stage(context, name)
+        return context.record.stage(name)
+
+
+@contextmanager
+def _ready(config: RecipeConfig, before: Sequence[str], more: Sequence[str], run: str, listener: Listener) -> "Iterator[RunContext]":
+    """A run about the stages `before`, as they lie ready, and `more`."""
+    from tasks import stages  # torch
     from tasks.context import open_run
 
-    with open_run(config, run, listener, stages=[*before, name]) as context:
+    with open_run(config, run, listener, stages=[*before, *more]) as context:
         stages.create_model(context)
         stages.prepare_data(context)
         for earlier in before:
             stages.run_stage(context, earlier, only_kept=True)
-        stages.run_stage(context, name)
-        return context.record.stage(name)
+        yield context
 
 
 def with_stage(config: RecipeConfig, kind: str, name: str | None) -> tuple[RecipeConfig, str]:

@@ -7,7 +7,7 @@ earlier run, made from the same, is taken as it is (`tasks/outputs.py`); the eng
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,15 +18,17 @@ from engine.tokenizer import render_prompt
 from engine.trainer import evaluation
 from engine.trainer.evaluation import Evaluation
 from engine.trainer.session import Session
-from tasks import data, drop_easy, fingerprint, kinds, preflight, temperature_search, validate, workspace
-from tasks.accuracy import Accuracy, accuracy, record_gain
+from tasks import data, fingerprint, kinds, preflight, validate, workspace
+from tasks.accuracy import Accuracy, accuracy, described, record_gain
 from tasks.config import RecipeConfig
 from tasks.context import RunContext
 from tasks.data import PreparedData
+from tasks.dvc_graph import PLOTS, SCORED, STEPS, evaluation_unit
 from tasks.engines import Weights
 from tasks.outputs import OUTPUT, DamagedOutputError, Output, Place, file_entry
 from tasks.problems import ConfigurationError
 from tasks.progress import (
+    BASE,
     CREATE_MODEL,
     PREPARE_DATA,
     START_ENGINE,
@@ -37,15 +39,11 @@ from tasks.progress import (
     evaluation_phase,
     told,
 )
-from tasks.prompt_files import PROMPTS
-from tasks.stage_config import REFERENCES, Given, kind_of, references
+from tasks.publishing import write_steps
+from tasks.stage_config import GIVEN, REFERENCES, kind_of, references
 
 EVALUATION = "evaluation"
 """Who reads the test split, as the tracker knows it."""
-SCORED = "evaluation.json"
-"""All scores and samples of an evaluation, in its output."""
-GIVEN: Mapping[Given, str] = {"prompts": PROMPTS, "scores": drop_easy.SCORES, "temperature": temperature_search.RESULT}
-"""The file of an output that others take something from."""
 
 
 def create_model(context: RunContext) -> None:
@@ -73,6 +71,7 @@ def prepare_data(context: RunContext) -> None:
         context.test = data.load_prompts(context.data.path("test"))
         context.record.lineage.dataset_digests = context.data.digests
         context.save()
+        context.publication.data()
         for split, rows in context.data.rows.items():
             used_by = [EVALUATION] if split == "test" else _stages_that_read(config, split)
             training = split in ("sft", "train")
@@ -100,6 +99,7 @@ def validate_data(context: RunContext) -> None:
             context.tracker.log_file(path, str(Path("data_quality") / path.parent.relative_to(found.directory)))
         if context.config.data.quality == "error":
             validate.refuse(found, context.data.directory)
+        context.publication.validation(found)
         for problem in found.problems:
             context.listener(Notice(text=problem))
         failed = f", {len(found.problems)} failed" if found.problems else ""
@@ -110,7 +110,7 @@ def evaluate(context: RunContext, label: str) -> None:
     """Accuracy of the weights as they are now on the test prompts: of `base`, or after the stage with this name, whose gain it then is."""
     config, before = context.config, context.evaluation
     place = Place(config.name, EVALUATION, fingerprint.of_evaluation(config, context.weights.digest, context.data.digests["test"]))
-    kept = _kept(context, place)
+    kept = _kept(context, place, evaluation_unit(label))
     if kept is None:
         with place.making(keep=False) as directory:
             # The engine's start is a phase of its own.
@@ -120,15 +120,17 @@ def evaluate(context: RunContext, label: str) -> None:
                 (directory / SCORED).write_text(json.dumps(dataclasses.asdict(found)))
                 place.complete(context.run)
                 result.append(_evaluated(context, label, before, found))
+        context.publication.evaluation(label, place.directory, context.accuracy)
         return
     with told(context.listener, evaluation_phase(label)) as result:
         found = evaluation.Evaluation(**{**json.loads((place.directory / SCORED).read_text()), "label": label})
         result += [_evaluated(context, label, before, found), f"as in {kept.run}"]
+    context.publication.evaluation(label, place.directory, context.accuracy)
 
 
 def _evaluated(context: RunContext, label: str, before: Evaluation | None, found: Evaluation) -> str:
     """Puts an evaluation where it belongs. Returns its accuracy, in words."""
-    context.accuracy = context.tracker.log_evaluation(found, stage=None if before is None else label)
+    context.accuracy = context.tracker.log_evaluation(found, stage=None if label == BASE else label)
     if before is not None:
         record_gain(context.record.stage(label), before, found, context.config.evaluation, context.config.seed)
     context.evaluation = found
@@ -144,22 +146,34 @@ def run_stage(context: RunContext, name: str, *, only_kept: bool = False) -> Non
     kind = kind_of(context.config.stages[name])
     place = Place(context.config.name, name, fingerprint.of_stage(context.config, name, context.weights.digest, _inputs(context, name)))
     context.outputs[name] = place.directory
-    kept = _kept(context, place)
+    kept = _kept(context, place, name)
     if kept is not None:
         with told(context.listener, name) as result:
             result.append(_reuse(context, name, kept))
+        context.publication.stage(name, place.directory)
         return
     if only_kept:
         raise ValueError(f"stage {name} of recipe {context.config.name} has no output yet that was made from these settings; run it first")
     _begin(context, name)
-    context.metrics = {}
+    context.steps = {}
     there = kind.resumes and not context.fresh and not (place.directory / OUTPUT).exists()
     with place.making(keep=there) as directory:
         kinds.run(context, name, directory)
         entry = context.record.stage(name)
         entry.output, entry.status = str(directory), "finished"
         context.save()
-        place.complete(context.run, entry, context.metrics | entry.results)
+        if kind.trains:
+            _keep_curves(context, name, directory)
+        place.complete(context.run, entry, context.last_metrics() | entry.results)
+    context.publication.stage(name, place.directory)
+
+
+def _keep_curves(context: RunContext, name: str, directory: Path) -> None:
+    """The stage's metrics by step, and the pictures of them that the tracker has drawn."""
+    write_steps(directory / STEPS, context.steps)
+    (directory / PLOTS).mkdir()
+    for picture in sorted((context.directory / "plots" / name).glob("*.png")):
+        shutil.copy2(picture, directory / PLOTS)
 
 
 def _begin(context: RunContext, name: str) -> None:
@@ -171,10 +185,11 @@ def _begin(context: RunContext, name: str) -> None:
         context.save()
 
 
-def _kept(context: RunContext, place: Place) -> Output | None:
-    """What lies ready; None where it is to be made."""
+def _kept(context: RunContext, place: Place, unit: str) -> Output | None:
+    """What lies ready, here or published; None where it is to be made."""
     if context.fresh:
         return None
+    context.publication.lay_out(unit, place)
     try:
         return place.find()
     except DamagedOutputError as error:
@@ -263,12 +278,6 @@ def prepared(config: RecipeConfig, model_directory: Path) -> PreparedData:
         lambda messages: len(render_prompt(tokenizer, messages)),
         counted_by=hashlib.sha256(json.dumps(content).encode()).hexdigest(),
     )
-
-
-def described(summary: Accuracy) -> str:
-    """Average accuracy and its interval, short enough for a line."""
-    average = summary.average
-    return f"avg@{summary.samples_per_prompt} {100 * average.mean:.1f} % [{100 * average.low:.1f}, {100 * average.high:.1f}]"
 
 
 def _stages_that_read(config: RecipeConfig, split: str) -> list[str]:

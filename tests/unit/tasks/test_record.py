@@ -177,6 +177,11 @@ def test_lineage_names_everything(root: Path, monkeypatch: pytest.MonkeyPatch, t
     clean = record.lineage(config)
     assert len(clean.commit or "") == 40
     assert clean.uncommitted is False
+    # What a run brings up to date itself. Mutation: ask for the whole status; after one run every other would be of uncommitted code.
+    (checkout / "results" / "tiny").mkdir(parents=True)
+    for file in ("dvc.lock", "results/tiny/metrics.json"):
+        (checkout / file).write_text("{}")
+    assert record.lineage(config).uncommitted is False
     (checkout / "new.py").write_text("")
     assert record.lineage(config).uncommitted is True
 

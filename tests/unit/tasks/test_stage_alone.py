@@ -7,7 +7,7 @@ import pytest
 from tasks import record
 from tasks.compose import compose
 from tasks.record import RunRecord, StageRecord
-from tasks.stage import after_others, with_stage
+from tasks.stage import after_others, evaluated_after, main, with_stage
 
 RATE = "stages.rate={kind: difficulty, max_prompt_tokens: 40, max_response_tokens: 20, samples_per_prompt: 3}"
 RATE_OF_RATE = "stages.again={kind: difficulty, max_prompt_tokens: 40, max_response_tokens: 20, prompts: rate}"
@@ -55,6 +55,19 @@ def test_what_cannot_be_asked_is_refused(overrides: list[str], name: str | None,
 def test_a_stage_alone_has_to_be_the_recipes() -> None:
     with pytest.raises(ValueError, match="recipe grpo_tiny has no stage r1; it has: sft, rl"):
         after_others(compose(["recipe=grpo_tiny"]), "r1", "r", lambda event: None)
+
+
+def test_what_is_evaluated_alone_has_to_train() -> None:
+    rated = compose(["recipe=grpo_tiny", RATE])
+    for label in ("rate", "r1"):
+        with pytest.raises(ValueError, match=f"nothing of recipe grpo_tiny is evaluated as {label}; there are: base, sft, rl"):
+            evaluated_after(rated, label, "r", lambda event: None)
+
+
+@pytest.mark.parametrize("arguments", [["recipe=grpo_tiny"], ["recipe=grpo_tiny", "stage=rl", "evaluate=rl"]])
+def test_one_thing_is_asked_for_at_a_time(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit, match="stage=NAME or evaluate=NAME once"):
+        main(arguments)
 
 
 def test_records_of_earlier_versions_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
