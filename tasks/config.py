@@ -24,7 +24,7 @@ from engine.config import (
 )
 from tasks.config_data import DataConfig
 from tasks.problems import ConfigurationError, Problem
-from tasks.stage_config import AskingStageConfig, StageConfig, filters_can_drop, kind_of, references_hold, searches_compare
+from tasks.stage_config import AskingStageConfig, StageConfig, evaluations_differ, filters_can_drop, kind_of, references_hold, searches_compare
 
 
 class TrackingConfig(Settings):
@@ -110,6 +110,7 @@ class RecipeConfig(Settings):
 def _broken_rules(recipe: RecipeConfig) -> Iterator[Problem]:
     """Rules between settings of different parts, which no part can check alone."""
     yield from references_hold(recipe.stages)
+    yield from evaluations_differ(recipe.stages)
     yield from filters_can_drop(recipe.stages)
     yield from searches_compare(recipe.stages)
     yield from _ranks_divide(recipe)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from engine.events import Event
 from engine.hardware import resolve_device, resolve_dtype
 from tasks.config import RecipeConfig
+from tasks.stage_config import BASE as BASE
 from tasks.stage_config import kind_of
 
 START_PREFECT = "start Prefect"
@@ -15,9 +16,6 @@ PREPARE_DATA = "prepare data"
 VALIDATE_DATA = "validate data"
 START_ENGINE = "start engine"
 FINISH = "plots, records"
-
-BASE = "base"
-"""Label of the evaluation of the weights that a recipe starts from; every other evaluation has the name of the stage before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

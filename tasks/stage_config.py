@@ -158,6 +158,8 @@ StageConfig = Annotated[
     SFTStageConfig | RLStageConfig | DifficultyStageConfig | DropEasyStageConfig | TemperatureSearchStageConfig, Field(discriminator="kind")
 ]
 
+BASE = "base"
+"""Label of the evaluation of the weights that a recipe starts from; every other evaluation has the name of the stage before it."""
 Given = Literal["prompts", "scores", "temperature"]
 
 
@@ -228,6 +230,12 @@ def references_hold(stages: Mapping[str, StageConfig]) -> Iterator[Problem]:
             there_are = f"stages before it with {wanted}: {', '.join(givers)}" if givers else f"no stage before it has {wanted}"
             others = tuple(f"stages.{earlier}" for earlier in order)
             yield Problem(f"stages.{name}.{setting}", f"{wrong}; {there_are}", others)
+
+
+def evaluations_differ(stages: Mapping[str, StageConfig]) -> Iterator[Problem]:
+    """Evaluations go by the name of the stage before them."""
+    if BASE in stages and kind_of(stages[BASE]).trains:
+        yield Problem(f"stages.{BASE}", f"evaluations of the weights that a recipe starts from are called {BASE}; give the stage another name")
 
 
 def filters_can_drop(stages: Mapping[str, StageConfig]) -> Iterator[Problem]:

@@ -113,6 +113,8 @@ def test_a_length_extension_reaches_beyond_the_models_context() -> None:
         ),
         ({"hot": temperature(max_response_tokens=217)}, "stages.hot.max_response_tokens: stages.hot.max_prompt_tokens=40 plus 217 tokens do not fit"),
         ({"one": rl(steps=2), "easy": drop("one", min_visits=3)}, "stages.easy.min_visits: 3 visits are more than the 2 steps of one"),
+        # Two evaluations of one name. Mutation: allow it.
+        ({"base": rl()}, "stages.base: evaluations of the weights that a recipe starts from are called base"),
         ({"rate": difficulty(reward={"shuffle": True})}, "stages.rate.reward.shuffle: shuffled scores measure nothing"),
         ({"rate": difficulty(reward={"on_failure": "exclude"})}, "stages.rate.reward.on_failure: an accuracy is over all samples"),
         (
