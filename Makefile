@@ -5,7 +5,7 @@ DEVICE ?= $(shell nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(DEVICE)
-RECIPE ?= grpo_tiny
+RECIPE ?= polaris_tiny
 
 .PHONY: help setup run repro dvc test test-unit test-parity test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-cost bench-formulas bench-mechanisms bench-memory bench-nightly bench-packing bench-regressions bench-reshard lock clean
 

@@ -78,7 +78,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         added.add_argument("--step", type=int, required=needed, help="counts from 1" + ("" if needed else "; the last one without it"))
         added.add_argument("--stage", help="the last stage that has any, without it")
     doctor = verb("doctor", commands.doctor, "versions, devices, services, and what is missing")
-    evaluate = verb("evaluate", commands.evaluate, "accuracy of a model on a recipe's test set (default: grpo_tiny)")
+    evaluate = verb("evaluate", commands.evaluate, f"accuracy of a model on a recipe's test set (default: {commands.DEFAULT_RECIPE})")
     evaluate.add_argument("model", metavar="MODEL", help="Hugging Face directory or hub name")
     evaluate.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and settings in Hydra's grammar")
     asked = _asked(verb)
@@ -126,8 +126,9 @@ def _asked(verb: Verb) -> list[argparse.ArgumentParser]:
     """What asks a model and changes nothing."""
     from flows import commands
 
-    rated = verb("difficulty", commands.difficulty, "how often a model answers each training prompt of a recipe right (default: grpo_tiny)")
-    text = "accuracy, diversity and entropy of a model over temperatures, and which one to train at (default: grpo_tiny)"
+    default = f"(default: {commands.DEFAULT_RECIPE})"
+    rated = verb("difficulty", commands.difficulty, f"how often a model answers each training prompt of a recipe right {default}")
+    text = f"accuracy, diversity and entropy of a model over temperatures, and which one to train at {default}"
     searched = verb("temperature-search", commands.temperature_search, text)
     for added, kind in ((rated, "difficulty"), (searched, "temperature_search")):
         added.add_argument("model", metavar="MODEL", help="Hugging Face directory or hub name")

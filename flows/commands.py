@@ -15,7 +15,8 @@ from flows.terminal import plain_console
 if TYPE_CHECKING:
     from tasks.stage_config import StageConfig
 
-DEFAULT_RECIPE = "grpo_tiny"
+DEFAULT_RECIPE = "polaris_tiny"
+"""The main job: `make run`."""
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -177,7 +177,7 @@ def _commands(record: RunRecord) -> Table:
     rows = [
         ("Curves, samples, plots", "almanac ui"),
         ("All numbers, as JSON", f"almanac show {record.run} --json"),
-        ("Accuracy of a model", f"almanac evaluate {_path(record.final_model) if record.final_model else 'MODEL'}"),
+        ("Accuracy of a model", f"almanac evaluate {_path(record.final_model) if record.final_model else 'MODEL'} recipe={record.recipe}"),
     ]
     rows += [(label, _path(path)) for label, path in (("Final model", record.final_model), ("Log", record.log_file)) if path]
     grid = Table.grid(padding=(0, 2, 0, 0))
