@@ -83,6 +83,17 @@ def test_overrides_may_stand_before_and_after_options() -> None:
     assert arguments.overrides == ["recipe=smollm2_sums", "evaluation.max_prompts=4", "~stages.sft"]
 
 
+def test_dvcs_files_are_checked_against_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    files = [workspace.checkout() / name for name in ("params.yaml", "dvc.yaml")]
+    before = [path.read_bytes() for path in files]
+    assert cli.main(["dvc", "--check"]) == 0
+    assert capsys.readouterr().out == ""
+    # Mutation: 0 whatever differs; CI would not see it.
+    assert cli.main(["dvc", f"recipe={commands.DEFAULT_RECIPE}", "seed=3", "--check"]) == cli.FAILED
+    assert "params.yaml: seed is " in capsys.readouterr().out
+    assert [path.read_bytes() for path in files] == before
+
+
 def test_preflight_says_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["preflight", "recipe=grpo_tiny", "resources=one_cpu", "stages.rl.steps=7"]) == 0
     out = capsys.readouterr().out
@@ -99,7 +110,7 @@ def test_preflight_tells_what_is_wrong_from_what_this_machine_lacks(capsys: pyte
     assert cli.main(["preflight", "recipe=smollm2_sums", "model.gguf.file=other.gguf"]) == cli.BAD_INPUT
 
 
-@pytest.mark.parametrize("argv", [["list"], ["preflight", "recipe=grpo_tiny"], ["doctor"]])
+@pytest.mark.parametrize("argv", [["list"], ["preflight", "recipe=grpo_tiny"], ["doctor"], ["dvc", "--check"]])
 def test_light_commands_import_nothing_heavy(argv: list[str]) -> None:
     script = (
         "import sys; from flows.cli import main; code = main(sys.argv[1:])\n"
