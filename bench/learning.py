@@ -66,9 +66,9 @@ def run_arm(name: str, overrides: list[str]) -> dict[str, Any]:
 def part_file(overrides: list[str]) -> Path | None:
     """Where an arm's result is kept, by code and resolved configuration; None where the code is no commit's."""
     from tasks.compose import compose
-    from tasks.record import lineage
+    from tasks.lineage import resolve
 
-    made_of = lineage(compose(overrides))
+    made_of = resolve(compose(overrides))
     if made_of.commit is None or made_of.uncommitted:
         return None
     return ROOT / ".work" / "bench" / "learning" / made_of.commit / f"{made_of.configuration_digest}.json"

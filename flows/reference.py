@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flows import child_run
 from flows.run import checked, observed
-from tasks import record, reference, workspace
+from tasks import checkout, record, reference, workspace
 from tasks.comparison import LEAST_SEEDS
 from tasks.compose import compose
 from tasks.problems import ConfigurationError, Problem
@@ -55,7 +55,7 @@ def make(recipe: str, seeds: int, overrides: Sequence[str]) -> Path:
 def _run(name: str, settings: Sequence[str], log: Path) -> RunRecord:
     """The run with these settings: one that is there already, or a new one."""
     config = compose(settings)
-    there = reference.reusable(record.loadable(), config, record.commit())
+    there = reference.reusable(record.loadable(), config, checkout.commit())
     if there is not None:
         return there
     outcome = child_run.run(settings, log)

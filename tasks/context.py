@@ -12,6 +12,7 @@ from engine.reshard.ledger import Ledger
 from engine.trainer.evaluation import Evaluation
 from engine.trainer.session import Session
 from tasks import drop_easy, workspace
+from tasks import lineage as lineages
 from tasks import record as records
 from tasks.accuracy import Accuracy
 from tasks.config import RecipeConfig
@@ -153,7 +154,7 @@ def open_run(
             for name, stage in config.stages.items()
             if stages is None or name in stages
         ],
-        lineage=records.lineage(config),
+        lineage=lineages.resolve(config, workspace.run_directory(run)),
         log_file=str(workspace.run_directory(run) / "almanac.log"),
     )
     records.write(record)

@@ -15,6 +15,7 @@ from tasks import fingerprint, readers, workspace
 from tasks.config_data import ColumnsConfig, DataConfig, RowsConfig
 from tasks.data_error import DataError
 from tasks.data_files import read_conversations, read_prompts
+from tasks.lineage import hold_file
 from tasks.mapping import bare, prompt_row, templated
 from tasks.schemas import PROMPTS, check
 
@@ -48,6 +49,8 @@ class PreparedData:
     digests: dict[str, str]
     """SHA-256 of each split's file."""
     rows: dict[str, int]
+    inputs: dict[str, str]
+    """SHA-256 of each file that they were made from, by its setting."""
     dropped: dict[str, dict[str, int]]
     """For each split, how many rows were left out as `duplicates`, as `too_long`, or as `held_out` (SFT rows of prompts of test or validation)."""
     reused: bool
@@ -58,6 +61,12 @@ class PreparedData:
         if split not in self.digests:
             raise DataError(self.directory, [f"has no split {split}; set data.{split}_file"])
         return self.directory / f"{split}.parquet"
+
+    def unchanged(self, split: str) -> Path:
+        """File of a split that is about to be loaded, hashed. Raises `ChangedInputError` where it is not the one of `digests` any more."""
+        path = self.path(split)
+        hold_file(f"split {split},", path, self.digests[split])
+        return path
 
 
 def prepare(
@@ -260,6 +269,7 @@ def _prepared(directory: Path, manifest: dict[str, Any], *, reused: bool) -> Pre
         directory=directory,
         digests={split: file["sha256"] for split, file in files.items()},
         rows={split: file["rows"] for split, file in files.items()},
+        inputs={f"data.{name}_file": digest for name, digest in manifest["made_from"]["inputs"].items()},
         dropped={split: file["dropped"] for split, file in files.items()},
         reused=reused,
     )

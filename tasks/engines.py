@@ -8,6 +8,7 @@ from typing import Self
 from engine.digest import directory_digest
 from engine.trainer.session import Session
 from tasks.config import RecipeConfig
+from tasks.lineage import hold_file
 from tasks.progress import START_ENGINE, Listener, devices, told
 
 
@@ -23,6 +24,11 @@ class Weights:
     def of(cls, directory: Path) -> Self:
         """Reads all of it, for its digest."""
         return cls(directory, directory_digest(directory))
+
+    def unchanged(self) -> Path:
+        """The directory of weights that are about to be loaded, hashed. Raises `ChangedInputError` where they are others by now."""
+        hold_file("model", self.directory, self.digest)
+        return self.directory
 
 
 class Engine:
@@ -48,13 +54,14 @@ class Engine:
         """The session, whose policy is exactly these weights.
 
         Raises:
+            ChangedInputError: the weights are not those that they were.
             ResourceError: Ray lacks devices; names the resource.
             WorkerError: a worker failed; names it.
         """
         if self._session is None or self._holds != weights.digest:
             self.close()
             with told(self._listener, START_ENGINE) as result:
-                opening = Session.open(self._config.engine(), weights.directory, self._directory)
+                opening = Session.open(self._config.engine(), weights.unchanged(), self._directory)
                 self._session, self._holds = self._stack.enter_context(opening), weights.digest
                 result.append(devices(self._config))
         return self._session

@@ -40,7 +40,7 @@ def of_stage(config: RecipeConfig, name: str, weights: str, inputs: Mapping[str,
     parts: dict[str, Any] = {"stage": name, "settings": settings, "inputs": dict(inputs), "code": source}
     if kind.engine:
         parts |= {"weights": weights, "seed": config.seed, "engine": _engine(config), "packages": _packages()}
-    return parts | {"own_modules": _own_modules(parts)}
+    return parts | {"own_modules": own_modules(parts)}
 
 
 def of_evaluation(config: RecipeConfig, weights: str, prompts: str) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def of_evaluation(config: RecipeConfig, weights: str, prompts: str) -> dict[str,
         "packages": _packages(),
         "code": code(("engine",)),
     }
-    return parts | {"own_modules": _own_modules(parts)}
+    return parts | {"own_modules": own_modules(parts)}
 
 
 def _engine(config: RecipeConfig) -> dict[str, Any]:
@@ -95,8 +95,8 @@ def _packages() -> dict[str, str]:
     return versions
 
 
-def _own_modules(settings: Any) -> dict[str, str]:
-    """SHA-256 of these sources."""
+def own_modules(settings: Any) -> dict[str, str]:
+    """SHA-256 of the source of each module of one's own that the settings name as `module:attribute`."""
     return {module: file_digest(source) for module, source in own_sources(settings).items()}
 
 

@@ -11,12 +11,10 @@ from engine.trainer.sft import train_sft
 from engine.trainer.sync import train_rl
 from tasks import data, difficulty, drop_easy, temperature_search
 from tasks.context import RunContext
+from tasks.outputs import MODEL
 from tasks.progress import Notice
 from tasks.prompt_files import PROMPTS, prompts_file, short_enough, write_kept
 from tasks.stage_config import AskingStageConfig, DifficultyStageConfig, DropEasyStageConfig, TemperatureSearchStageConfig, kind_of
-
-MODEL = "model"
-"""The weights that a stage leaves, in its output: an ordinary Hugging Face directory."""
 
 
 def run(context: RunContext, name: str, directory: Path) -> None:
@@ -38,7 +36,7 @@ def _sft(context: RunContext, name: str, directory: Path) -> None:
     stage, session = context.config.stages[name], context.session
     assert stage.kind == "sft"
     context.engine.trains()
-    train_sft(session, name, stage, data.load_conversations(context.data.path("sft")), context.config.seed, context.emit)
+    train_sft(session, name, stage, data.load_conversations(context.data.unchanged("sft")), context.config.seed, context.emit)
 
 
 def _rl(context: RunContext, name: str, directory: Path) -> None:

@@ -7,14 +7,16 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from tasks import nights
+from tasks import differences, nights
 from tasks.comparison import JUDGED, Verdict
-from tasks.night_changes import changes
+from tasks.lineage import PATCH
 from tasks.night_charts import BAND, chart
 from tasks.nights import NightRecord, RecipeNight
 from tasks.record import StageRecord
 from tasks.reference import Reference
 
+PATCH_LINES = 400
+"""Of what is not committed, at most."""
 WORDS = ("worse", "insufficient", "better", "within")
 SPEAKS = {"value": "value", "mean": "mean of the curve", "end": "last quarter", "peak": "a part of the curve", "noise": "noise between steps"}
 
@@ -57,9 +59,23 @@ def _shown(night: NightRecord, recipe: RecipeNight, known: Reference) -> dict[st
         "curves": {stage: curves for stage in stages if (curves := _curves(recipe, known, stage))},
         "stages": [_stage(stage, known) for stage in recipe.stages],
         "cost": _cost(recipe, known),
-        "changes": changes(night, recipe),
+        **_changes(night, recipe),
         "expected": nights.expected_seconds(known),
         "before": len(nights.past(recipe.name, recipe.reference_digest, before=night.night)),
+    }
+
+
+def _changes(night: NightRecord, recipe: RecipeNight) -> dict[str, Any]:
+    """Tonight beside the last good night. The seed is another one every night, and with it are data that are generated from it."""
+    good = nights.last_good(recipe.name, night.night)
+    found = differences.between(recipe.lineage if good is None else good[1].lineage, recipe.lineage)
+    patch = (nights.directory(night.night) / PATCH).read_text(errors="replace").splitlines()
+    return {
+        "since": None if good is None else good[0].night,
+        "changes": found,
+        "configuration": [change for change in found.configuration if change[0] != "seed"],
+        "generated": recipe.lineage.configuration["data"].get("chain_sum") is not None,
+        "patch": "\n".join(patch[:PATCH_LINES]),
     }
 
 

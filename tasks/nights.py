@@ -4,23 +4,21 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ValidationError
 
-from tasks import journal, reference, workspace
+from tasks import checkout, journal, reference, workspace
 from tasks.comparison import Night, Verdict, Words, compare
 from tasks.config import RecipeConfig
 from tasks.curves import Summary, curves, summary
-from tasks.record import Lineage, RunRecord, StageRecord, git, now
+from tasks.lineage import PATCH, Lineage, resolve
+from tasks.record import RunRecord, StageRecord, now
 from tasks.reference import Reference, Stored
 
 RECORD = "verdict.json"
 REPORT = "report.html"
-PATCH = "uncommitted.diff"
-"""What the code had beyond its commit."""
 
 
 class RecipeNight(Stored):
@@ -36,10 +34,8 @@ class RecipeNight(Stored):
     seed: int
     seconds: float
     reference_digest: str
-    configuration: dict[str, Any]
-    """Resolved."""
-    lineage: Lineage | None
-    """Of the run; None: it had no record."""
+    lineage: Lineage
+    """Of the run; where it has no record, as far as it is known without one."""
     stages: list[StageRecord]
     summary: Summary
     """Of the metrics that the reference has."""
@@ -63,8 +59,6 @@ class NightRecord(Stored):
     budget_seconds: float
     commit: str | None
     uncommitted: bool | None
-    packages: dict[str, str]
-    """Version of each that is installed."""
     recipes: list[RecipeNight]
 
     @property
@@ -105,8 +99,7 @@ def judged(
         seed=config.seed,
         seconds=seconds,
         reference_digest=identity,
-        configuration=config.model_dump(mode="json"),
-        lineage=None if run is None else run.lineage,
+        lineage=resolve(config) if run is None else run.lineage,
         stages=[] if run is None else run.stages,
         summary={
             stage: {name: series for name, series in metrics.items() if name in known.series().get(stage, {})} for stage, metrics in found.items()
@@ -125,8 +118,7 @@ def not_started(known: Reference, config: RecipeConfig, reason: str) -> RecipeNi
         seed=config.seed,
         seconds=0.0,
         reference_digest=reference.digest(known),
-        configuration=config.model_dump(mode="json"),
-        lineage=None,
+        lineage=resolve(config),
         stages=[],
         summary={},
         verdicts=compare(known.series(), {}),
@@ -135,19 +127,18 @@ def not_started(known: Reference, config: RecipeConfig, reason: str) -> RecipeNi
 
 def record(night: str, budget_seconds: float, recipes: Sequence[RecipeNight]) -> NightRecord:
     """Writes the night's record, and beside it what the code had beyond its commit."""
-    status = git("status", "--porcelain")
     found = NightRecord(
         night=night,
         finished=now(),
         budget_seconds=budget_seconds,
-        commit=git("rev-parse", "HEAD"),
-        uncommitted=None if status is None else bool(status),
-        packages={found.metadata["Name"]: found.version for found in metadata.distributions()},
+        commit=checkout.commit(),
+        uncommitted=checkout.uncommitted(),
         recipes=list(recipes),
     )
     path = directory(night) / RECORD
     path.parent.mkdir(parents=True, exist_ok=True)
-    (path.parent / PATCH).write_text(git("diff", "HEAD") or "")
+    beyond = checkout.patch()
+    (path.parent / PATCH).write_bytes(b"" if beyond is None else beyond.text)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(found.model_dump_json(indent=1) + "\n")
     beside.replace(path)

@@ -22,6 +22,8 @@ from tasks.record import StageRecord
 from tasks.run_lock import RunInProgressError
 
 OUTPUT = "output.json"
+MODEL = "model"
+"""The weights that a stage leaves, in its output: an ordinary Hugging Face directory."""
 PREFIX_DIGITS = 16
 """Hex digits of the fingerprint in a directory's name."""
 
@@ -61,7 +63,7 @@ class Place:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of what it is made from."""
-        return hashlib.sha256(json.dumps(self.made_from, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+        return _fingerprint(self.made_from)
 
     @property
     def directory(self) -> Path:
@@ -74,21 +76,9 @@ class Place:
         Raises:
             DamagedOutputError: it is complete and yet not as it was written.
         """
-        path = self.directory / OUTPUT
-        if not path.is_file():
-            return None
-        try:
-            found = Output.model_validate_json(path.read_bytes())
-        except ValidationError as error:
-            raise DamagedOutputError(f"{path} cannot be read ({error.errors()[0]['msg']})") from error
-        if found.fingerprint != self.fingerprint:
-            raise DamagedOutputError(f"{path} is of another output, with fingerprint {found.fingerprint}")
-        for name, written in found.files.items():
-            file = self.directory / name
-            if not file.is_file():
-                raise DamagedOutputError(f"{file} is gone")
-            if file_entry(file) != written:
-                raise DamagedOutputError(f"{file} is not as it was written: {written['bytes']} bytes with SHA-256 {written['sha256']}")
+        found = read(self.directory)
+        if found is not None and found.fingerprint != self.fingerprint:
+            raise DamagedOutputError(f"{self.directory / OUTPUT} is of another output, with fingerprint {found.fingerprint}")
         return found
 
     @contextmanager
@@ -125,6 +115,34 @@ class Place:
         )
         with atomic_file(self.directory / OUTPUT) as file:
             file.write_text(made.model_dump_json(indent=2) + "\n")
+
+
+def read(directory: Path) -> Output | None:
+    """What lies complete in a directory, every file hashed; None where nothing does.
+
+    Raises:
+        DamagedOutputError: it is complete and yet not as it was written.
+    """
+    path = directory / OUTPUT
+    if not path.is_file():
+        return None
+    try:
+        found = Output.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise DamagedOutputError(f"{path} cannot be read ({error.errors()[0]['msg']})") from error
+    if found.fingerprint != _fingerprint(found.made_from):
+        raise DamagedOutputError(f"{path} does not say what the output was made from: that has another fingerprint than {found.fingerprint}")
+    for name, written in found.files.items():
+        file = directory / name
+        if not file.is_file():
+            raise DamagedOutputError(f"{file} is gone")
+        if file_entry(file) != written:
+            raise DamagedOutputError(f"{file} is not as it was written: {written['bytes']} bytes with SHA-256 {written['sha256']}")
+    return found
+
+
+def _fingerprint(made_from: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(made_from, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def manifest(directory: Path) -> dict[str, dict[str, int | str]]:

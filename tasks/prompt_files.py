@@ -20,7 +20,7 @@ PROMPTS = GIVEN["prompts"]
 
 def prompts_file(stage: RLStageConfig | AskingStageConfig | DropEasyStageConfig, outputs: Mapping[str, Path], ready: PreparedData) -> Path:
     """The prompts that a stage reads: those of the stage that it refers to, by the outputs of all stages before, or those of the train split."""
-    return ready.path("train") if stage.prompts is None else outputs[stage.prompts] / PROMPTS
+    return ready.unchanged("train") if stage.prompts is None else outputs[stage.prompts] / PROMPTS
 
 
 def short_enough(name: str, stage: RLStageConfig | AskingStageConfig, path: Path, tokenizer: Any) -> tuple[list[Prompt], str | None]:

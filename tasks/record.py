@@ -1,29 +1,26 @@
 """The local record of a run: what was planned, how far it came, what it measured, and from what it was made.
 
-`record.json` is rewritten whole after every change, so that whoever reads it, also while the run goes on or after it was killed, sees a
-consistent state.
+`record.json` is rewritten whole after every change, and `lineage.json`, beside it, when that has changed: whoever reads them, also while the run
+goes on or after it was killed, sees a consistent state.
 """
 
 import difflib
+import json
 import os
 import platform
-import subprocess
 import tempfile
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from engine import hardware
-from engine.digest import file_digest
 from engine.reshard.ledger import Ledger
+from tasks import lineage as lineages
 from tasks import workspace
-from tasks.config import RecipeConfig
+from tasks.lineage import Lineage
 
 START_TIME_TOLERANCE_SECONDS = 2.0
 """Process start times are derived from the boot time, which moves a little when the clock is set."""
@@ -100,22 +97,6 @@ class StageRecord(Recorded):
     """The run that made it, where it lay ready; all numbers of the training are that run's."""
     model: str | None = None
     """Directory of the stage's last weights, in Hugging Face format."""
-
-
-class Lineage(Recorded):
-    """From what the run was made; null where it cannot be known."""
-
-    commit: str | None = None
-    """Git commit of the code."""
-    uncommitted: bool | None = None
-    """Whether the code differed from that commit."""
-    configuration_digest: str
-    dataset_digests: dict[str, str] = {}
-    base_model_digest: str | None = None
-    lock_digest: str | None = None
-    """SHA-256 of the package lock file."""
-    seed: int
-    hardware: dict[str, Any] = {}
 
 
 class MLflowReference(Recorded):
@@ -199,19 +180,31 @@ def record_file(run: str) -> Path:
     return workspace.run_directory(run) / "record.json"
 
 
+def lineage_file(run: str) -> Path:
+    """Where the lineage of the run with id `run` lies."""
+    return workspace.run_directory(run) / lineages.FILE
+
+
 def write(record: RunRecord) -> None:
-    """Replace the run's record.json; a reader sees the old file or the new one, also after a power cut.
+    """Replace the run's record.json, and its lineage.json where that has changed; a reader sees old files or new ones, also after a power cut.
 
     Raises:
         OSError: the disk is full or the directory is not writable; names the path.
     """
-    path = record_file(record.run)
+    lineage, text = lineage_file(record.run), record.lineage.model_dump_json(indent=2) + "\n"
+    if not lineage.is_file() or lineage.read_text() != text:
+        # First: no record is ever without its lineage.
+        _replace(lineage, text)
+    _replace(record_file(record.run), record.model_dump_json(indent=2, exclude={"lineage"}) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".record-")
         try:
             with os.fdopen(descriptor, "w") as file:
-                file.write(record.model_dump_json(indent=2) + "\n")
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -237,13 +230,16 @@ def load(run: str) -> RunRecord:
         near = difflib.get_close_matches(run, known, n=3, cutoff=0.4) or known[:3]
         hint = f"nearest: {', '.join(near)}" if near else "there is none yet: `almanac run recipe=NAME` makes one"
         raise ValueError(f"unknown run {run!r}; {hint}")
-    path = record_file(run)
+    path, lineage = record_file(run), lineage_file(run)
     try:
-        record = RunRecord.model_validate_json(path.read_text())
+        beside = {"lineage": json.loads(lineage.read_text())} if lineage.is_file() else {}
+        record = RunRecord.model_validate({**json.loads(path.read_text()), **beside})
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise ValueError(f"{path}: not a run record this version can read: {where}: {first['msg']}") from error
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"{path}: not a run record this version can read: {error}") from error
     if record.status == "running" and record.process.is_dead():
         record.status = "killed"
     return record
@@ -280,49 +276,3 @@ def latest() -> RunRecord:
     if not known:
         raise ValueError("there is no run yet: `almanac run recipe=NAME` makes one")
     return load(known[0])
-
-
-def lineage(config: RecipeConfig, *, dataset_digests: Mapping[str, str] | None = None, base_model_digest: str | None = None) -> Lineage:
-    """Everything that a run's numbers depend on, taken down before it starts.
-
-    Args:
-        config: the resolved configuration.
-        dataset_digests: digest of each split by its name.
-        base_model_digest: digest of the first weights.
-    """
-    # What runs themselves bring up to date is no code.
-    status = git("status", "--porcelain", "--", ".", ":(exclude)dvc.lock", ":(exclude)results")
-    return Lineage(
-        commit=commit(),
-        uncommitted=None if status is None else bool(status),
-        configuration_digest=config.digest(),
-        dataset_digests=dict(dataset_digests or {}),
-        base_model_digest=base_model_digest,
-        lock_digest=_lock_digest(),
-        seed=config.seed,
-        hardware=hardware.describe(),
-    )
-
-
-def commit() -> str | None:
-    """Git commit of the code; None where that is not known."""
-    return git("rev-parse", "HEAD")
-
-
-def git(*arguments: str) -> str | None:
-    """What git prints about the checkout; None without git, or where the code is no git checkout."""
-    try:
-        answer = subprocess.run(["git", "-C", str(workspace.checkout()), *arguments], capture_output=True, text=True, timeout=30, check=True)
-    except (FileNotFoundError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout.strip()
-
-
-def _lock_digest() -> str | None:
-    """SHA-256 of the lock file that the installed torch belongs to; None where there is no lock file beside the code."""
-    try:
-        kind = "cpu" if metadata.version("torch").endswith("+cpu") else "gpu"
-    except metadata.PackageNotFoundError:
-        return None
-    path = workspace.checkout() / "requirements" / f"{kind}.lock"
-    return file_digest(path) if path.is_file() else None

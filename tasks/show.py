@@ -49,21 +49,21 @@ def table(record: RunRecord) -> RenderableType:
 
 def note(record: RunRecord, description: str) -> str:
     """Markdown for MLflow's page of the run: the recipe's description and the table of its results."""
-    average = _average(record)
+    name = average(record)
     lines = [
         description,
         "",
-        f"| stage | steps | {average} before | {average} after | gain | greedy after | seconds |",
+        f"| stage | steps | {name} before | {name} after | gain | greedy after | seconds |",
         "|---|---|---|---|---|---|---|",
     ]
-    for stage in _trained(record):
+    for stage in trained(record):
         cells = [
             stage.name,
             f"{stage.steps} of {stage.steps_planned or '?'}" + (", converged" if _converged(stage) else ""),
-            _percent(stage.accuracy_before, stage.interval_before),
-            _percent(stage.accuracy_after, stage.interval),
-            _gain(stage),
-            _percent(stage.greedy_after, None),
+            percent(stage.accuracy_before, stage.interval_before),
+            percent(stage.accuracy_after, stage.interval),
+            gain(stage),
+            percent(stage.greedy_after, None),
             _number(stage.seconds),
         ]
         lines.append("| " + " | ".join(cells) + " |")
@@ -81,7 +81,8 @@ def _headline(record: RunRecord) -> Text:
     return line
 
 
-def _trained(record: RunRecord) -> list[StageRecord]:
+def trained(record: RunRecord) -> list[StageRecord]:
+    """Stages that train, in order."""
     return [stage for stage in record.stages if KINDS[stage.kind].trains]
 
 
@@ -89,26 +90,27 @@ def _converged(stage: StageRecord) -> bool:
     return stage.ended_by == "convergence"
 
 
-def _average(record: RunRecord) -> str:
+def average(record: RunRecord) -> str:
+    """`avg@8`, with the run's own k."""
     return f"avg@{next((stage.samples_per_prompt for stage in record.stages if stage.samples_per_prompt), 'k')}"
 
 
 def _accuracies(record: RunRecord) -> Table:
-    average, confidence = _average(record), next((stage.confidence for stage in record.stages if stage.confidence), None)
+    name, confidence = average(record), next((stage.confidence for stage in record.stages if stage.confidence), None)
     title = "Accuracy on the test set, %" + (f" [{100 * confidence:g} % interval]" if confidence else "")
     grid = Table(box=None, padding=(0, 2, 0, 0), title=title, title_justify="left", title_style="bold")
     grid.add_column("stage")
-    for heading in ("steps", f"{average} before", f"{average} after", "gain", "greedy"):
+    for heading in ("steps", f"{name} before", f"{name} after", "gain", "greedy"):
         grid.add_column(heading, justify="right")
-    for stage in _trained(record):
-        greedy = f"{_percent(stage.greedy_before, None)} → {_percent(stage.greedy_after, None)}"
+    for stage in trained(record):
+        greedy = f"{percent(stage.greedy_before, None)} → {percent(stage.greedy_after, None)}"
         style = "green" if stage.gain_interval and stage.gain_interval[0] > 0 else None
         grid.add_row(
             stage.name,
             f"{stage.steps}/{stage.steps_planned or '?'}",
-            _percent(stage.accuracy_before, stage.interval_before),
-            _percent(stage.accuracy_after, stage.interval),
-            Text(_gain(stage), style=style or ""),
+            percent(stage.accuracy_before, stage.interval_before),
+            percent(stage.accuracy_after, stage.interval),
+            Text(gain(stage), style=style or ""),
             greedy,
         )
     return grid
@@ -195,13 +197,15 @@ def _path(path: str) -> str:
     return path if relative.startswith("..") else relative
 
 
-def _percent(value: float | None, interval: tuple[float, float] | None) -> str:
+def percent(value: float | None, interval: tuple[float, float] | None = None) -> str:
+    """`61.3 [58.0, 64.1]`, of fractions of 1."""
     if value is None:
         return "–"
     return f"{100 * value:.1f}" + (f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]" if interval else "")
 
 
-def _gain(stage: StageRecord) -> str:
+def gain(stage: StageRecord) -> str:
+    """`+12.5 [+9.1, +15.8]`, in percent of the test set."""
     if stage.gain is None:
         return "–"
     interval = f" [{100 * stage.gain_interval[0]:+.1f}, {100 * stage.gain_interval[1]:+.1f}]" if stage.gain_interval else ""

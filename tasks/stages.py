@@ -25,7 +25,8 @@ from tasks.context import RunContext
 from tasks.data import PreparedData
 from tasks.dvc_graph import PLOTS, SCORED, STEPS, evaluation_unit
 from tasks.engines import Weights
-from tasks.outputs import OUTPUT, DamagedOutputError, Output, Place, file_entry
+from tasks.lineage import hold_file, hold_inputs, hold_modules
+from tasks.outputs import MODEL, OUTPUT, DamagedOutputError, Output, Place, file_entry
 from tasks.problems import ConfigurationError
 from tasks.progress import (
     BASE,
@@ -64,13 +65,15 @@ def prepare_data(context: RunContext) -> None:
 
     Raises:
         DataError: a file cannot be used; names file, row and column.
+        ChangedInputError: a file is not what it was when the run began.
     """
     config = context.config
     with told(context.listener, PREPARE_DATA) as result:
         context.data = prepared(config, context.weights.directory)
-        context.test = data.load_prompts(context.data.path("test"))
+        hold_inputs(context.record.lineage, context.data.inputs)
         context.record.lineage.dataset_digests = context.data.digests
         context.save()
+        context.test = data.load_prompts(context.data.unchanged("test"))
         context.publication.data()
         for split, rows in context.data.rows.items():
             used_by = [EVALUATION] if split == "test" else _stages_that_read(config, split)
@@ -94,6 +97,9 @@ def validate_data(context: RunContext) -> None:
         DataError: the data are not fit, and `data.quality` is `error`; names split, rows and settings.
     """
     with told(context.listener, VALIDATE_DATA) as result:
+        for key, file in context.record.lineage.inputs.items():
+            if key.startswith("data.checks"):
+                hold_file(key, workspace.root() / file.path, file.sha256)
         found = validate.validate(context.config, context.data)
         for path in found.files():
             context.tracker.log_file(path, str(Path("data_quality") / path.parent.relative_to(found.directory)))
@@ -186,22 +192,27 @@ def _begin(context: RunContext, name: str) -> None:
 
 
 def _kept(context: RunContext, place: Place, unit: str) -> Output | None:
-    """What lies ready, here or published; None where it is to be made."""
+    """What lies ready, here or published, with its run among the parents; None where it is to be made."""
+    hold_modules(context.record.lineage, place.made_from["own_modules"])
     if context.fresh:
         return None
     context.publication.lay_out(unit, place)
     try:
-        return place.find()
+        found = place.find()
     except DamagedOutputError as error:
         context.listener(Notice(text=f"{error}; it is made anew"))
         return None
+    if found is not None:
+        context.record.lineage.parents = {**context.record.lineage.parents, unit: found.run}
+        context.save()
+    return found
 
 
 def _reuse(context: RunContext, name: str, kept: Output) -> str:
     """Takes over what another run made of the stage. Returns that in words."""
     assert kept.record is not None
     directory, trains = context.outputs[name], kind_of(context.config.stages[name]).trains
-    model_directory = directory / kinds.MODEL
+    model_directory = directory / MODEL
     taken = {"output": str(directory), "model": str(model_directory) if trains else None, "reused_from": kept.run}
     context.record.stages = [kept.record.model_copy(update=taken) if entry.name == name else entry for entry in context.record.stages]
     _begin(context, name)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from tasks import journal, record, workspace
 from tasks.accuracy import Accuracy
 from tasks.config import RecipeConfig
 from tasks.journal import EvaluationFinished
+from tasks.lineage import resolve
 from tasks.record import RunRecord, StageRecord
 
 LEVELS = {
@@ -45,6 +46,7 @@ def synthetic_run(
     status: str = "finished",
     spread: float = 0.05,
     loudness: float = 0.0,
+    log_of: Collection[str] | None = None,
 ) -> RunRecord:
     """A run of this configuration: every metric moves from half its level to its level, times what the seed makes of it, with noise.
 
@@ -56,10 +58,11 @@ def synthetic_run(
         until: share of each stage's steps that is done.
         status: of the record.
         spread: of the seeds and of the noise, relative to the level.
+        log_of: stages whose training the event log has, as of those that did not lie ready; all without it.
         loudness: of the seeds' noise, on a logarithmic scale: 0 gives all of them the same.
     """
     random, loud = np.random.default_rng(config.seed), np.random.default_rng([config.seed, 1])
-    lineage = record.lineage(config).model_copy(update={"commit": commit, "uncommitted": False, "dataset_digests": {"train": f"{config.seed:064x}"}})
+    lineage = resolve(config).model_copy(update={"commit": commit, "uncommitted": False, "dataset_digests": {"train": f"{config.seed:064x}"}})
     found = RunRecord(run=name, recipe=config.name, seed=config.seed, lineage=lineage, started="2026-11-30T02:00:00+00:00")
     path = workspace.run_directory(name) / "events.jsonl"
     path.parent.mkdir(parents=True)
@@ -87,6 +90,8 @@ def synthetic_run(
             entry.accuracy_before, entry.accuracy_after, entry.gain = 0.4, accuracy, accuracy - 0.4
         found.stages.append(entry)
     for number, event in enumerate(events):
+        if log_of is not None and isinstance(event, StageStarted | StepFinished) and event.stage not in log_of:
+            continue
         journal.append(path, event, time_ms=number)
     found.status, found.finished = status, "2026-11-30T02:10:00+00:00"  # type: ignore[assignment]
     record.write(found)

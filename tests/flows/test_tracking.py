@@ -21,7 +21,8 @@ from mlflow.exceptions import MlflowException
 from engine.events import EvaluationProgressed, SamplesGenerated, StageFinished, StageStarted, StepFinished
 from tasks import journal, mlflow_writer, tracker_location
 from tasks.config import RecipeConfig
-from tasks.record import Lineage, ProcessIdentity, RunRecord, StageRecord
+from tasks.lineage import Lineage
+from tasks.record import ProcessIdentity, RunRecord, StageRecord
 from tasks.tracking import Tracker
 
 OPTIMIZER = {"optimizer": {"learning_rate": 1e-3}}

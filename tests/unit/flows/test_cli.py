@@ -12,8 +12,9 @@ import pytest
 
 from flows import cli, commands
 from tasks import record, workspace
+from tasks.lineage import Lineage
 from tasks.problems import ConfigurationError, Problem
-from tasks.record import Lineage, RunRecord, StageRecord
+from tasks.record import RunRecord, StageRecord
 from tasks.run_lock import RunInProgressError, only_run
 
 HOLDER = """

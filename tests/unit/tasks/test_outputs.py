@@ -1,5 +1,6 @@
 """Outputs: complete or not there, and damage is named."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,13 @@ def test_making_again_takes_the_completion_away_first() -> None:
     assert not (directory / OUTPUT).exists()
 
 
+def test_an_output_under_anothers_name_is_not_taken() -> None:
+    # Mutation: compare nothing with what is asked for.
+    shutil.copytree(made(), place(seed=1).directory)
+    with pytest.raises(DamagedOutputError, match=r"output\.json is of another output, with fingerprint"):
+        place(seed=1).find()
+
+
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
@@ -88,7 +96,7 @@ def test_making_again_takes_the_completion_away_first() -> None:
         (lambda directory: (directory / OUTPUT).write_text("{"), r"output\.json cannot be read"),
         (
             lambda directory: (directory / OUTPUT).write_text((directory / OUTPUT).read_text().replace(place().fingerprint, "0" * 64)),
-            "is of another output, with fingerprint 0000",
+            "does not say what the output was made from: .* fingerprint than 0000",
         ),
     ],
 )

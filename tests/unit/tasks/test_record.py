@@ -1,6 +1,5 @@
 """The local record of a run."""
 
-import hashlib
 import json
 import os
 import subprocess
@@ -13,8 +12,8 @@ from pydantic import ValidationError
 
 from engine.reshard.ledger import Ledger
 from tasks import record, workspace
-from tasks.config import RecipeConfig
-from tasks.record import Lineage, ProcessIdentity, RunRecord, StageRecord, Synchronisations
+from tasks.lineage import Lineage
+from tasks.record import ProcessIdentity, RunRecord, StageRecord, Synchronisations
 
 CONFIG = {
     "name": "tiny",
@@ -74,7 +73,7 @@ def test_a_failed_write_leaves_the_old_record_and_nothing_else(root: Path, monke
     with pytest.raises(OSError, match=r"free disk space.*record\.json"):
         record.write(written)
     assert record.load("tiny-20260101-000000").final_model is None
-    assert [path.name for path in workspace.run_directory("tiny-20260101-000000").iterdir()] == ["record.json"]
+    assert sorted(path.name for path in workspace.run_directory("tiny-20260101-000000").iterdir()) == ["lineage.json", "record.json"]
 
 
 def test_an_unwritable_place_is_named(root: Path) -> None:
@@ -155,37 +154,3 @@ def test_run_ids_differ_within_a_second(root: Path) -> None:
         record.write(make(ids[-1]))
     assert len(set(ids)) == 3
     assert all(run.startswith("tiny-2") for run in ids)
-
-
-def test_lineage_names_everything(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    config = RecipeConfig.model_validate(CONFIG)
-    checkout = tmp_path / "checkout"
-    (checkout / "requirements").mkdir(parents=True)
-    for kind in ("cpu", "gpu"):
-        (checkout / "requirements" / f"{kind}.lock").write_text("torch")
-    monkeypatch.setattr(workspace, "checkout", lambda: checkout)
-    without_git = record.lineage(config, dataset_digests={"test": "d"}, base_model_digest="b")
-    assert (without_git.commit, without_git.uncommitted) == (None, None)
-    assert (without_git.configuration_digest, without_git.seed) == (config.digest(), 3)
-    assert (without_git.dataset_digests, without_git.base_model_digest) == ({"test": "d"}, "b")
-    assert without_git.lock_digest == hashlib.sha256(b"torch").hexdigest()
-    assert without_git.hardware["cores"] >= 1
-
-    git = ["git", "-C", str(checkout), "-c", "user.name=t", "-c", "user.email=t@t"]
-    for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
-        subprocess.run([*git, *arguments], check=True)
-    clean = record.lineage(config)
-    assert len(clean.commit or "") == 40
-    assert clean.uncommitted is False
-    # What a run brings up to date itself. Mutation: ask for the whole status; after one run every other would be of uncommitted code.
-    (checkout / "results" / "tiny").mkdir(parents=True)
-    for file in ("dvc.lock", "results/tiny/metrics.json"):
-        (checkout / file).write_text("{}")
-    assert record.lineage(config).uncommitted is False
-    (checkout / "new.py").write_text("")
-    assert record.lineage(config).uncommitted is True
-
-
-def test_no_git_at_all_is_no_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert record.lineage(RecipeConfig.model_validate(CONFIG)).commit is None

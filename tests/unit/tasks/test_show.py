@@ -10,7 +10,8 @@ from rich.console import Console
 
 from engine.reshard.ledger import Ledger
 from tasks import show
-from tasks.record import BeforeAfter, Lineage, MLflowReference, RunRecord, StageRecord, Synchronisations
+from tasks.lineage import Lineage
+from tasks.record import BeforeAfter, MLflowReference, RunRecord, StageRecord, Synchronisations
 
 
 def ledger(received: int, load: float) -> Ledger:

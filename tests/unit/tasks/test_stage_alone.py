@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks import record
 from tasks.compose import compose
+from tasks.lineage import Lineage
 from tasks.record import RunRecord, StageRecord
 from tasks.stage import after_others, evaluated_after, main, with_stage
 
@@ -78,7 +78,7 @@ def test_records_of_earlier_versions_are_read(tmp_path: Path, monkeypatch: pytes
         recipe="tiny",
         seed=0,
         stages=[StageRecord(name="rl", kind="rl", steps_planned=1)],
-        lineage=record.Lineage(configuration_digest="0", seed=0),
+        lineage=Lineage(configuration_digest="0", seed=0),
     )
     text = old.model_dump(mode="json")
     for added in ("results", "output", "reused_from"):

@@ -11,7 +11,8 @@ from tasks import journal, replaying, traces, workspace
 from tasks.compose import compose
 from tasks.config import RecipeConfig
 from tasks.journal import RunStarted
-from tasks.record import Lineage, RunRecord, StageRecord
+from tasks.lineage import Lineage
+from tasks.record import RunRecord, StageRecord
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 from trace_example import example
