@@ -1,6 +1,5 @@
 """`almanac nightly`: recipes run under a budget of seconds, judged beside their references, and told in one page."""
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 
 from flows import child_run
 from flows.nightly_plan import Planned
-from tasks import night_report, nights
+from tasks import night_report, nights, page
 from tasks.nights import NightRecord, RecipeNight
 from tasks.progress import Listener, PhaseFinished, PhaseStarted
 
@@ -53,8 +52,6 @@ def nightly(night: str, recipes: Sequence[Planned], budget_seconds: float, liste
         found.append(run_and_judge(night, name, planned, end - time.monotonic()))
         listener(PhaseFinished(phase=name, result=f"{found[-1].word}" + (f", {found[-1].outcome}" if found[-1].outcome != "finished" else "")))
     record = nights.record(night, budget_seconds, found)
-    page = nights.directory(night) / nights.REPORT
-    beside = page.with_name(f".{page.name}.{os.getpid()}")
-    beside.write_text(night_report.to_html(record, [planned.reference for planned in recipes]), encoding="utf-8")
-    beside.replace(page)
-    return record, page
+    path = nights.directory(night) / nights.REPORT
+    page.write(path, night_report.to_html(record, [planned.reference for planned in recipes]))
+    return record, path

@@ -2,18 +2,23 @@
 
 import math
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+import numpy as np
+from markupsafe import Markup
 
-from tasks import differences, nights
+from tasks import charts, differences, nights, page
+from tasks.charts import Band, Line
 from tasks.comparison import JUDGED, Verdict
+from tasks.curves import Series
 from tasks.lineage import PATCH
-from tasks.night_charts import BAND, chart
 from tasks.nights import NightRecord, RecipeNight
+from tasks.page import number
 from tasks.record import StageRecord
-from tasks.reference import Reference
+from tasks.reference import MetricReference, Reference
+
+BAND = 2.0
+"""Standard deviations between runs, to both sides of their mean."""
 
 PATCH_LINES = 400
 """Of what is not committed, at most."""
@@ -28,17 +33,10 @@ def to_html(night: NightRecord, references: Sequence[Reference]) -> str:
         night: whose directory holds what the code had beyond its commit.
         references: of its recipes, in their order.
     """
-    environment = Environment(
-        loader=PackageLoader("tasks", "pages"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"number": _number, "seconds": _seconds, "percent": _percent, "short": lambda text: (text or "unknown")[:12]}
-    style = "".join(
-        resources.files(package).joinpath(name).read_text() for package, name in (("engine.control", "trace_page.css"), ("tasks.pages", "night.css"))
-    )
     words = [recipe.word for recipe in night.recipes]
-    return environment.get_template("night.html").render(
+    return page.render(
+        "night.html",
         night=night,
-        style=style,
         word=next(word for word in WORDS if word in words),
         recipes=[_shown(night, recipe, known) for recipe, known in zip(night.recipes, references, strict=True)],
         seconds=sum(recipe.seconds for recipe in night.recipes),
@@ -81,7 +79,7 @@ def _changes(night: NightRecord, recipe: RecipeNight) -> dict[str, Any]:
 
 def _row(verdict: Verdict) -> dict[str, Any]:
     low, high = verdict.limits
-    limits = [f"{sign} {_number(limit)}" for sign, limit in (("<", low), (">", high)) if math.isfinite(limit)]
+    limits = [f"{sign} {number(limit)}" for sign, limit in (("<", low), (">", high)) if math.isfinite(limit)]
     over = "" if verdict.nights <= 1 else f", mean of {verdict.nights} nights"
     said = f"{SPEAKS[verdict.statistic]}{over}: {verdict.statistic_deviation:+.1f} sd" if verdict.statistic else "nothing to test"
     return {"verdict": verdict, "good": JUDGED[verdict.metric].good, "limits": " or ".join(limits) or "-", "said": said}
@@ -93,8 +91,18 @@ def _curves(recipe: RecipeNight, known: Reference, stage: str) -> list[dict[str,
         metric = known.stages[stage].metrics.get(verdict.metric) if verdict.stage == stage else None
         if metric is not None and len(metric.mean) > 1:
             now = recipe.summary.get(stage, {}).get(verdict.metric)
-            found.append({"verdict": verdict, "svg": chart(metric, now, known.stages[stage].steps, verdict.verdict)})
+            found.append({"verdict": verdict, "svg": _chart(metric, now, known.stages[stage].steps, verdict.verdict)})
     return found
+
+
+def _chart(known: MetricReference, tonight: Series | None, steps: int, word: str) -> Markup:
+    """One metric of a stage over its windows: tonight's line, in the colour of its verdict, over the reference's band."""
+    centres = [float(part.mean()) + 1 for part in np.array_split(np.arange(steps), len(known.mean))]
+    mean, spread = np.asarray(known.mean), np.nan_to_num(np.asarray(known.spread))
+    now = [math.nan] * len(mean) if tonight is None or len(tonight.windows) != len(mean) else tonight.windows
+    band = Band(css="", xs=centres, low=(mean - BAND * spread).tolist(), high=(mean + BAND * spread).tolist())
+    shown = [Line(css="mean", xs=centres, ys=mean.tolist()), Line(css=f"now {word}", xs=centres, ys=now)]
+    return charts.lines(shown, bands=[band], x_range=(1, steps))
 
 
 def _stage(stage: StageRecord, known: Reference) -> dict[str, Any]:
@@ -111,21 +119,3 @@ def _cost(recipe: RecipeNight, known: Reference) -> list[dict[str, Any]]:
             now, then = stage.seconds_by_phase.get(phase), before.get(phase)
             rows.append({"stage": stage.name, "phase": phase, "now": now, "then": then, "ratio": now / then if now is not None and then else None})
     return rows
-
-
-def _number(value: float | None) -> str:
-    if value is None or math.isnan(value):
-        return "-"
-    if math.isinf(value):
-        return "not finite"
-    return f"{value:.4g}"
-
-
-def _seconds(value: float | None) -> str:
-    if value is None or math.isnan(value):
-        return "-"
-    return f"{value:.1f} s" if value < 100 else f"{value:,.0f} s"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None or math.isnan(value) else f"{100 * value:.1f} %"

@@ -197,6 +197,12 @@ def _path(path: str) -> str:
     return path if relative.startswith("..") else relative
 
 
+def final(record: RunRecord) -> str:
+    """avg@k after the last stage that has one, in percent of the test set."""
+    measured = [stage for stage in record.stages if stage.accuracy_after is not None]
+    return percent(measured[-1].accuracy_after, measured[-1].interval) if measured else "–"
+
+
 def percent(value: float | None, interval: tuple[float, float] | None = None) -> str:
     """`61.3 [58.0, 64.1]`, of fractions of 1."""
     if value is None:

@@ -18,13 +18,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from engine.control.trace import Trace
 from engine.events import Event, SamplesGenerated, StageFinished, StepFinished, StepTraced
-from tasks import journal, plots, show, traces, workspace
+from tasks import journal, page, plots, run_report, show, traces, workspace
 from tasks.accuracy import Accuracy, accuracy
 from tasks.config import RecipeConfig
 from tasks.data_error import DataError
 from tasks.failure import reason
 from tasks.journal import DatasetUsed, EvaluationFinished, FileSaved, LoggedEvent, ModelSaved, RunFinished, RunStarted, StageReused
 from tasks.mlflow_writer import MLflowWriter
+from tasks.outcomes import Outcome
 from tasks.record import RunRecord
 from tasks.schemas import METRICS, ROLLOUTS, check
 from tasks.stage_config import kind_of
@@ -109,6 +110,7 @@ class Tracker:
         why = None if error is None else reason(error)
         try:
             self._draw(plots.run_figures(journal.read_events(self.events_file)), None)
+            self._report("failed" if why else "finished", why)
         finally:
             summary = show.summary(self.record) | {"status": "failed" if why else "finished", "error": why}
             self._log(
@@ -227,6 +229,13 @@ class Tracker:
             path = directory / f"{name}.png"
             plots.save(figure, path)
             self._log(FileSaved(stage=stage, file=str(path), folder="plots"))
+
+    def _report(self, status: str, error: str | None) -> None:
+        """The page of the run as it will have ended when this tracker has closed."""
+        path = run_report.path(self.record.run)
+        ended = self.record.model_copy(update={"status": status, "error": error})
+        page.write(path, run_report.to_html(Outcome.of(ended)))
+        self._log(FileSaved(stage=None, file=str(path), folder="report"))
 
     def _log(self, event: LoggedEvent, *, last: bool = False) -> None:
         with self._lock:

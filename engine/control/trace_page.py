@@ -26,22 +26,31 @@ def to_html(trace: Trace) -> str:
     """The page, as text. Every name in it is escaped, and its content policy lets nothing in from outside."""
     colours = _colours(trace)
     title = f"{trace.stage} · step {trace.step}"
-    legend = "".join(f'<li class="c{colour}"><i></i>{escape(role)}</li>' for role, colour in colours.items())
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'">
 <title>{escape(title)}</title><style>{_file("trace_page.css")}</style></head><body>
 <header><div><p class="kicker">Dataflow of one training step, as it ran</p><h1>{escape(trace.stage)} <span>step {trace.step}</span></h1></div>
-<ul class="legend" aria-label="roles">{legend}<li class="controller"><i></i>controller</li></ul></header>
+<ul class="legend" aria-label="roles">{legend(trace)}<li class="controller"><i></i>controller</li></ul></header>
 <main>{_numbers(trace)}
 <section><h2>Dataflow</h2><p class="note">A line is a result that became an argument; its width and label are bytes. Dashed: no argument, only
 what the operator before left in the worker. Point at a box to see what it depends on.</p>
-<div class="scroll">{_graph(layout(trace), colours)}</div></section>
+<div class="scroll">{graph(trace)}</div></section>
 <section><h2>Timeline</h2><p class="note">One lane for each process; seconds since the step began.</p>{_timeline(trace, colours)}</section>
 <section><h2>Operators</h2><p class="note">Seconds: how long at least one rank was at work. Bytes: sums over ranks and calls.</p>
 <div class="scroll">{_table(trace, colours)}</div></section></main>
 <script>{_file("trace_page.js")}</script></body></html>
 """
+
+
+def graph(trace: Trace) -> str:
+    """The dataflow alone, as SVG for a page with the same style sheet."""
+    return _graph(layout(trace), _colours(trace))
+
+
+def legend(trace: Trace) -> str:
+    """Items of a list that names the roles' colours."""
+    return "".join(f'<li class="c{colour}"><i></i>{escape(role)}</li>' for role, colour in _colours(trace).items())
 
 
 def _file(name: str) -> str:

@@ -94,8 +94,11 @@ def record(run: str = "tiny-20260101-000000") -> RunRecord:
     return RunRecord(run=run, recipe="tiny", seed=0, lineage=Lineage(configuration_digest="c", seed=0, commit="abc"), stages=stages)
 
 
+MORE = {"ground_truth": "2", "difficulty": "2", "response_tokens": 1}
+
+
 def rows(count: int) -> list[dict[str, Any]]:
-    return [{"sample_id": f"rl/1/a/{k}", "prompt": "1+1", "response": str(k), "reward": float(k == 2)} for k in range(count)]
+    return [{"sample_id": f"rl/1/a/{k}", "prompt": "1+1", "response": str(k), "reward": float(k == 2), **MORE} for k in range(count)]
 
 
 def evaluation(label: str, score: float) -> Evaluation:
@@ -166,7 +169,9 @@ def test_a_whole_run_arrives(root: Path, client: MlflowClient) -> None:
     assert parent.data.tags["mlflow.source.git.commit"] == "abc"
     assert parent.data.tags["almanac.run"] == run.run
     assert parent.data.tags["mlflow.note.content"].startswith("Two tiny stages\n\n| stage |")
-    assert {"config/resolved.yaml", "lineage.json", "summary.json", "plots/accuracy.png", "plots/rl/reward.png"} <= artifacts(client, parent)
+    assert {"config/resolved.yaml", "lineage.json", "summary.json", "plots/accuracy.png", "plots/rl/reward.png", "report/report.html"} <= artifacts(
+        client, parent
+    )
     assert {"plots/reward.png", "samples/step_00003.json"} <= artifacts(client, found_runs["rl"])
 
     inputs = {item.dataset.name: item for item in parent.inputs.dataset_inputs}

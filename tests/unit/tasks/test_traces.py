@@ -1,10 +1,10 @@
 """Traces of a run, and the kept calls of its steps: what is found, and what is said when there is nothing."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from trace_example import example
 
 from engine.control.trace import Trace
 from tasks import journal, replaying, traces, workspace
@@ -13,9 +13,6 @@ from tasks.config import RecipeConfig
 from tasks.journal import RunStarted
 from tasks.lineage import Lineage
 from tasks.record import RunRecord, StageRecord
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
-from trace_example import example
 
 RUN = "grpo_tiny-20261129-140312"
 

@@ -3,11 +3,11 @@
 import json
 import re
 import shutil
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from tasks import expectations, validate
 from tasks.compose import compose

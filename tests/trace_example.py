@@ -1,6 +1,6 @@
 """A step of PPO as it could have run on two ranks a role, for the tests of the trace, and to be looked at:
 
-PYTHONPATH=. python -m tests.unit.engine.trace_example DIRECTORY
+PYTHONPATH=. python -m tests.trace_example DIRECTORY
 """
 
 import sys
