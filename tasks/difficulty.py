@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +88,7 @@ def rate(
         _store(samples, prompts, path)
         emit(StepFinished(stage=name, step=number, metrics=_metrics(samples, time.perf_counter() - began)))
     ratings = ratings_of(directory, prompts, config.right_above)
-    write_ratings(ratings, directory)
+    write_ratings(ratings, within(ratings, config), directory)
     emit(StageFinished(stage=name, steps=len(batches), seconds=time.perf_counter() - started))
     return ratings
 
@@ -110,16 +110,16 @@ def ratings_of(directory: Path, prompts: Sequence[Prompt], right_above: float) -
     ]
 
 
-def histogram(ratings: Sequence[Rating]) -> list[int]:
-    """How many prompts have k right samples, for k = 0 .. n."""
-    counts = [0] * (ratings[0].samples + 1)
+def histogram(ratings: Sequence[Rating], samples: int) -> list[int]:
+    """How many prompts have k right samples, for k = 0 .. n, the number of samples."""
+    counts = [0] * (samples + 1)
     for rating in ratings:
         counts[rating.right] += 1
     return counts
 
 
-def write_ratings(ratings: Sequence[Rating], directory: Path) -> None:
-    """One row a prompt as parquet, and the histogram as JSON and as a picture."""
+def write_ratings(ratings: Sequence[Rating], kept: Collection[str], directory: Path) -> None:
+    """One row a prompt as parquet, and the histogram as JSON and as a picture, which shows the prompts with the ids in `kept` too."""
     rows = [
         {"prompt": rating.prompt, "data_source": rating.data_source, "right": rating.right, "samples": rating.samples, "rate": rating.rate}
         for rating in ratings
@@ -127,15 +127,16 @@ def write_ratings(ratings: Sequence[Rating], directory: Path) -> None:
     check(DIFFICULTY, rows, directory / RATES)
     with atomic_file(directory / RATES) as file:
         parquet.write_table(pa.Table.from_pylist(rows), file)
-    counts = histogram(ratings)
+    counts = histogram(ratings, ratings[0].samples)
     with atomic_file(directory / HISTOGRAM) as file:
         file.write_text(json.dumps({"samples_per_prompt": len(counts) - 1, "prompts_by_right_samples": counts}, indent=2) + "\n")
-    plots.save(plots.histogram_figure(counts), directory / PICTURE)
+    left = histogram([rating for rating in ratings if rating.prompt in kept], ratings[0].samples)
+    plots.save(plots.histogram_figure(counts, left), directory / PICTURE)
 
 
 def results(ratings: Sequence[Rating], kept: int) -> dict[str, float]:
     """What the stage found, in a few numbers; rates and shares are fractions of 1."""
-    counts = histogram(ratings)
+    counts = histogram(ratings, ratings[0].samples)
     return {
         "prompts": float(len(ratings)),
         "kept": float(kept),

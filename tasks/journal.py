@@ -47,6 +47,15 @@ class DatasetUsed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BaseModelUsed:
+    """The run starts from the weights in a directory."""
+
+    directory: str
+    digest: str
+    """SHA-256 over its files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSaved:
     """A stage's weights lie in a directory."""
 
@@ -102,7 +111,7 @@ class RunFinished:
     """Markdown."""
 
 
-LoggedEvent = events.Event | RunStarted | DatasetUsed | StageReused | ModelSaved | EvaluationFinished | FileSaved | RunFinished
+LoggedEvent = events.Event | RunStarted | DatasetUsed | BaseModelUsed | StageReused | ModelSaved | EvaluationFinished | FileSaved | RunFinished
 
 _TYPES: dict[str, TypeAdapter[LoggedEvent]] = {
     kind.__name__: TypeAdapter(kind)
@@ -116,6 +125,7 @@ _TYPES: dict[str, TypeAdapter[LoggedEvent]] = {
         events.StageFinished,
         RunStarted,
         DatasetUsed,
+        BaseModelUsed,
         StageReused,
         ModelSaved,
         EvaluationFinished,

@@ -9,6 +9,7 @@ import logging
 import math
 import re
 import sqlite3
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -16,14 +17,14 @@ from typing import Any
 
 import yaml
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, Experiment, InputTag, LoggedModelOutput, Metric, Param, RunTag
+from mlflow.entities import Dataset, DatasetInput, Experiment, InputTag, LoggedModel, LoggedModelInput, LoggedModelOutput, Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_STATE
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_PARENT_RUN_ID
 
 from engine.events import SamplesGenerated, StageFinished, StageStarted, StepFinished
 from tasks import workspace
-from tasks.journal import DatasetUsed, Entry, EvaluationFinished, FileSaved, ModelSaved, RunFinished, RunStarted, StageReused
+from tasks.journal import BaseModelUsed, DatasetUsed, Entry, EvaluationFinished, FileSaved, ModelSaved, RunFinished, RunStarted, StageReused
 from tasks.outputs import manifest
 from tasks.record import MLflowReference, ProcessIdentity
 from tasks.tracker_location import database_file
@@ -53,12 +54,14 @@ class MLflowWriter:
         self._stages: dict[str, str] = {}
         self._evaluation: str | None = None
         self._models: dict[tuple[str, int], str] = {}
-        self._newest_model: dict[str, str] = {}
+        self._newest_model: dict[str | None, str] = {}
+        """By stage; None stands for the weights that the run starts from."""
         self._datasets: list[DatasetUsed] = []
         self._tags: dict[str, str] = {}
         self._writers: dict[type, Callable[[Any, int], None]] = {
             RunStarted: self._start_run,
             DatasetUsed: self._log_dataset,
+            BaseModelUsed: self._log_base_model,
             StageStarted: self._start_stage,
             StepFinished: self._log_step,
             SamplesGenerated: self._log_samples,
@@ -124,6 +127,25 @@ class MLflowWriter:
         self._client.log_inputs(self.parent, datasets=[_dataset_input(event)])
         self._datasets.append(event)
 
+    def _log_base_model(self, event: BaseModelUsed, time_ms: int) -> None:
+        assert self.reference is not None
+        experiment = self.reference.experiment_id
+        # Runs that start from the same weights share one model of the experiment.
+        there = self._client.search_logged_models([experiment], filter_string=f"tags.digest = '{event.digest}'", max_results=1)
+        model = there[0] if there else self._new_base_model(event, experiment)
+        self._newest_model[None] = str(model.model_id)
+        self._client.log_inputs(self.parent, models=[LoggedModelInput(str(model.model_id))])
+
+    def _new_base_model(self, event: BaseModelUsed, experiment: str) -> LoggedModel:
+        """Stays where it lies; MLflow gets a manifest of its files."""
+        tags = {"almanac.run": self._tags["almanac.run"], "digest": event.digest, "directory": event.directory}
+        model = self._client.create_logged_model(experiment, name="base", source_run_id=self.parent, tags=tags)
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "manifest.json"
+            _write_manifest(Path(event.directory), path)
+            self._client.log_model_artifact(model.model_id, str(path))
+        return self._client.finalize_logged_model(model.model_id, "READY")
+
     def _log_datasets_of(self, name: str, run_id: str) -> None:
         inputs = [_dataset_input(dataset) for dataset in self._datasets if name in dataset.used_by]
         if inputs:
@@ -176,7 +198,7 @@ class MLflowWriter:
     def _log_manifest(self, model_id: str, directory: Path) -> None:
         # Beside the model: it says of these files what they were, also when MLflow's database is lost.
         path = directory.parent / "manifest.json"
-        path.write_text(json.dumps({"directory": str(directory), "files": manifest(directory)}, indent=2) + "\n")
+        _write_manifest(directory, path)
         self._client.log_model_artifact(model_id, str(path))
 
     def _log_evaluation(self, event: EvaluationFinished, time_ms: int) -> None:
@@ -184,7 +206,7 @@ class MLflowWriter:
             self._evaluation = self._child(EVALUATION, time_ms)
             self._log_datasets_of(EVALUATION, self._evaluation)
         dataset = next((dataset for dataset in self._datasets if EVALUATION in dataset.used_by), None)
-        model_id = self._newest_model.get(event.stage) if event.stage is not None else None
+        model_id = self._newest_model.get(event.stage)
         values = event.accuracy.metrics() | {
             "timing/evaluation_seconds": event.seconds,
             "throughput/tokens_per_second": event.tokens / event.seconds if event.seconds else math.nan,
@@ -268,6 +290,10 @@ def stage_results(summary: Mapping[str, Any]) -> dict[str, float]:
         if stage.get("gain_interval"):
             results[f"{stage['name']}/gain_low"], results[f"{stage['name']}/gain_high"] = stage["gain_interval"]
     return results
+
+
+def _write_manifest(directory: Path, path: Path) -> None:
+    path.write_text(json.dumps({"directory": str(directory), "files": manifest(directory)}, indent=2) + "\n")
 
 
 def _files(directory: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from engine.events import StageStarted, StepFinished, WeightsSynchronised
+from engine.events import SamplesGenerated, StageStarted, StepFinished, WeightsSynchronised
 from engine.reshard.ledger import PARTS, Ledger
 from engine.statistics import Interval
 from tasks.accuracy import Accuracy, difficulty_order
@@ -29,6 +29,9 @@ DARK = (BLUE, GREEN)
 PHASES = {"generate": BLUE, "reward": GREEN, "log_prob": SKY, "update": ORANGE, "synchronise": PURPLE}
 PARTS_OF_SYNCHRONISATION = dict(zip(PARTS, (BLUE, SKY, ORANGE, PURPLE, GREY), strict=True))
 EVALUATIONS = (GREY, SKY, BLUE, GREEN, ORANGE, PURPLE, RED)
+CLIPPED = ("low", "high", "dual", "covariance")
+"""What a loss clips."""
+LENGTH_BINS = 16
 STEP_BUCKETS = 30
 """Bars of a picture over steps, at most."""
 
@@ -71,6 +74,8 @@ def stage_figures(events: Sequence[LoggedEvent], stage: str) -> dict[str, Figure
         "response_length": ("Response length", "tokens, mean of the step", ["response/tokens_mean"], False),
         "entropy": ("Entropy of the policy", "nats per token", ["policy/entropy"], False),
         "kl_rollout": ("Trainer against rollout", "log-prob difference", ["policy/kl_rollout", "policy/max_log_prob_difference"], True),
+        "clip_fractions": ("Clipped tokens", "share of response tokens", [f"policy/clip_fraction_{k}" for k in CLIPPED], False),
+        "synchronisation_bytes": ("Weights moved", "bytes, of the rank with most", ["sync/bytes_received", "sync/bytes_minimum"], False),
         "loss": ("SFT loss", "nats per token", ["sft/loss", "sft/validation_loss"], False),
     }
     figures = {}
@@ -79,6 +84,9 @@ def stage_figures(events: Sequence[LoggedEvent], stage: str) -> dict[str, Figure
         curves = {metric: found for metric, found in curves.items() if found.finite()}
         if curves:
             figures[file] = line_figure(f"{title} · {stage}", unit, curves, logarithmic=logarithmic)
+    lengths = {e.step: [row["response_tokens"] for row in e.rows] for e in events if isinstance(e, SamplesGenerated) and e.stage == stage and e.rows}
+    if lengths:
+        figures["response_lengths"] = lengths_figure(f"Response lengths · {stage}", lengths)
     phases = {phase: curve(events, stage, f"timing/{phase}_seconds") for phase in PHASES}
     phases = {phase: found for phase, found in phases.items() if found.finite()}
     if len(phases) > 1:
@@ -128,7 +136,7 @@ def line_figure(title: str, unit: str, curves: Mapping[str, Curve], *, logarithm
     `logarithmic` asks for a logarithmic axis; values of 0 or below keep it linear.
     """
     figure, axes = _figure(title, "step", unit)
-    for (metric, found), colour in zip(curves.items(), (BLUE, ORANGE, GREEN), strict=False):
+    for (metric, found), colour in zip(curves.items(), (BLUE, ORANGE, GREEN, PURPLE), strict=False):
         label = metric.replace("/", " ").replace("_", " ")
         window = 2 * max(2, len(found.steps) // 30) + 1
         if len(found.steps) >= 3 * window:
@@ -170,14 +178,29 @@ def difficulty_figure(evaluations: Mapping[str, Accuracy]) -> Figure:
     return figure
 
 
-def histogram_figure(counts: Sequence[int]) -> Figure:
-    """Prompts by the number of their right samples, 0 to n."""
+def lengths_figure(title: str, lengths: Mapping[int, Sequence[float]]) -> Figure:
+    """How the lengths of the recorded samples are distributed in each of these steps: one lying histogram a step, all over one axis."""
+    figure, axes = _figure(title, "step", "tokens")
+    edges = np.linspace(0, max(max(found) for found in lengths.values()) or 1, LENGTH_BINS + 1)
+    for place, found in enumerate(lengths.values()):
+        counts = np.histogram(found, edges)[0]
+        axes.barh((edges[:-1] + edges[1:]) / 2, 0.86 * counts / counts.max(), 0.9 * (edges[1] - edges[0]), left=place, color=BLUE)
+        axes.hlines(float(np.mean(found)), place, place + 0.86, colors=ORANGE, linewidth=1.8, label="mean" if place == 0 else "_")
+    axes.set_xticks([place + 0.43 for place in range(len(lengths))], [str(step) for step in lengths])
+    _legend(figure, axes)
+    return figure
+
+
+def histogram_figure(counts: Sequence[int], kept: Sequence[int]) -> Figure:
+    """Prompts by the number of their right samples, 0 to n: all of them, and those that are kept."""
     figure, axes = _figure("Pass rates of the prompts", f"right samples of {len(counts) - 1}", "prompts")
-    axes.bar(range(len(counts)), counts, 0.86, color=BLUE)
+    axes.bar(range(len(counts)), counts, 0.86, color="#C9C9C9", label="all")
+    axes.bar(range(len(counts)), kept, 0.86, color=BLUE, label="kept")
     for k, count in enumerate(counts):
         axes.text(k, count, f"{count}", ha="center", va="bottom", fontsize=12, color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.02, y=0.1)
+    _legend(figure, axes)
     return figure
 
 

@@ -58,6 +58,7 @@ def create_model(context: RunContext) -> None:
         context.weights = Weights.of(first_weights(config))
         context.record.lineage.base_model_digest = context.weights.digest
         context.save()
+        context.tracker.log_base_model(context.weights.directory, context.weights.digest)
 
 
 def prepare_data(context: RunContext) -> None:

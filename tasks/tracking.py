@@ -23,7 +23,7 @@ from tasks.accuracy import Accuracy, accuracy
 from tasks.config import RecipeConfig
 from tasks.data_error import DataError
 from tasks.failure import reason
-from tasks.journal import DatasetUsed, EvaluationFinished, FileSaved, LoggedEvent, ModelSaved, RunFinished, RunStarted, StageReused
+from tasks.journal import BaseModelUsed, DatasetUsed, EvaluationFinished, FileSaved, LoggedEvent, ModelSaved, RunFinished, RunStarted, StageReused
 from tasks.mlflow_writer import MLflowWriter
 from tasks.outcomes import Outcome
 from tasks.record import RunRecord
@@ -160,6 +160,10 @@ class Tracker:
         Call it before they start.
         """
         self._log(DatasetUsed(name=name, digest=digest, rows=rows, context=context, source=source, used_by=list(used_by)))
+
+    def log_base_model(self, directory: Path, digest: str) -> None:
+        """The weights that the run starts from; call it before they are evaluated."""
+        self._log(BaseModelUsed(directory=str(directory), digest=digest))
 
     def log_file(self, path: Path, folder: str) -> None:
         """A file about the whole run, which MLflow shows under `folder`."""

@@ -1,13 +1,16 @@
 """A whole recipe, small, on the real parts: Prefect's temporary server, Ray, vLLM, FSDP2 and MLflow."""
 
+import hashlib
 import json
 import subprocess
 from pathlib import Path
 
 import pyarrow.parquet as parquet
 import pytest
+from metric_names import undocumented
 from small_recipe import SMALL, Almanac
 
+from engine.digest import directory_digest
 from engine.reshard.ledger import PARTS
 
 
@@ -88,7 +91,35 @@ def test_mlflow_holds_a_parent_with_a_child_for_each_stage(shown: dict) -> None:
     rl = next(child for child in children if child.info.run_name == "rl")
     assert len(client.get_metric_history(rl.info.run_id, "reward/mean")) == 2
     models = client.search_logged_models([parent.info.experiment_id])
-    assert {model.source_run_id for model in models} == {child.info.run_id for child in children if child.info.run_name != "evaluation"}
+    trained = {child.info.run_id for child in children if child.info.run_name != "evaluation"}
+    assert {model.source_run_id for model in models} == {*trained, parent.info.run_id}, "the parent's is the base model"
+    assert [one.model_id for one in parent.inputs.model_inputs] == [one.model_id for one in models if one.source_run_id == parent.info.run_id]
+    assert undocumented(name for run in children for name in run.data.metrics) == []
+
+
+def test_a_model_is_followed_back_to_its_data(shown: dict, almanac: Almanac) -> None:
+    done = almanac("lineage", shown["final_model"], "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    lineage, (sft, rl) = told["lineage"], told["stages"]
+    assert (told["run"], [sft["stage"], rl["stage"]], [sft["trouble"], rl["trouble"]]) == (shown["run"], ["sft", "rl"], [None, None])
+    # Each stage began with the weights that the one before it has left, the first one with the base model.
+    assert [sft["made_from"]["weights"], rl["made_from"]["weights"]] == [lineage["base_model_digest"], sft["model_digest"]]
+    assert [sft["made_from"]["inputs"], rl["made_from"]["inputs"]] == [{split: lineage["dataset_digests"][split]} for split in ("sft", "train")]
+    data = almanac.root / "data" / "grpo_tiny" / "train.parquet"
+    assert lineage["dataset_digests"]["train"] == hashlib.sha256(data.read_bytes()).hexdigest()
+    assert rl["model_digest"] == directory_digest(Path(shown["final_model"]))
+    assert rl["accuracy_after"] == shown["stages"][1]["accuracy_after"]
+
+
+def test_the_run_has_a_page_of_its_own(shown: dict) -> None:
+    from mlflow import MlflowClient
+
+    page = (Path(shown["log_file"]).parent / "report.html").read_text()
+    for text in (f"{100 * shown['stages'][1]['accuracy_after']:.1f}", shown["lineage"]["base_model_digest"], 'class="graph"', "checks passed"):
+        assert text in page
+    client = MlflowClient(shown["mlflow"]["tracking_uri"])
+    assert [item.path for item in client.list_artifacts(shown["mlflow"]["run_id"], "report")] == ["report/report.html"]
 
 
 def test_the_final_model_is_an_ordinary_one_with_the_accuracy_that_was_recorded(shown: dict, almanac: Almanac) -> None:

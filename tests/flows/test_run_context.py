@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from small_recipe import SMALL
 
 from engine.control.deadline import WorkerError
 from engine.events import StageFinished, StageStarted, StepFinished, WeightsSynchronised
 from engine.reshard.ledger import Ledger
-from tasks import compose, context, record, workspace
+from tasks import compose, context, record, stages, workspace
 from tasks.context import RunContext, add_step, open_run
+from tasks.lineage import ChangedInputError, Lineage
 from tasks.progress import FINISH, PhaseFinished, PhaseStarted
 from tasks.record import StageRecord, Synchronisations
 
@@ -35,6 +37,12 @@ class Notes:
 
     def emit(self, event: object) -> None:
         told.append(("tracker", event))
+
+    def log_base_model(self, directory: object, digest: object) -> None:
+        told.append(("base model", digest))
+
+    def log_dataset(self, *dataset: object) -> None:
+        told.append(("dataset", dataset[0]))
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +103,29 @@ def test_a_stage_that_converged_is_finished_with_the_steps_that_it_did() -> None
     run(body)
     stage = record.load(RUN).stage("rl")
     assert (stage.steps, stage.steps_planned, stage.ended_by, stage.ended_because) == (1, 9, "convergence", "nothing grew")
+
+
+def test_what_was_changed_since_it_was_hashed_is_not_loaded(tmp_path: Path) -> None:
+    """The lineage lies on the disk before anything is loaded. Mutation: `Engine.session` opens the directory, or `create_model` saves nothing."""
+    config = compose.compose([setting for setting in SMALL if not setting.startswith("resources")])
+
+    def body(opened: RunContext) -> None:
+        stages.create_model(opened)
+        stages.prepare_data(opened)
+        lineage = Lineage.model_validate_json(record.lineage_file(RUN).read_text())
+        assert lineage.base_model_digest == opened.weights.digest
+        assert lineage.dataset_digests == opened.data.digests
+        with (opened.weights.directory / "config.json").open("a") as file:
+            file.write(" ")
+        opened.session  # noqa: B018 - the engine starts where it is asked for
+
+    with (
+        pytest.raises(ChangedInputError, match=r"^model .* is not what the run's lineage says"),
+        open_run(config, RUN, lambda event: None) as context,
+    ):
+        body(context)
+    found = record.load(RUN)
+    assert (found.status, (found.error or "").partition(" ")[0]) == ("failed", "model")
 
 
 @pytest.mark.parametrize(

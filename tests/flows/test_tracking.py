@@ -144,6 +144,7 @@ def test_a_whole_run_arrives(root: Path, client: MlflowClient) -> None:
     with Tracker(CONFIG, run) as tracker:
         tracker.log_dataset("sums-train", "1" * 64, 10, "training", "data/train.parquet", used_by=["rl"])
         tracker.log_dataset("sums-test", "2" * 64, 2, "test", "data/test.parquet", used_by=["evaluation"])
+        tracker.log_base_model(model(root), "3" * 64)
         tracker.emit(EvaluationProgressed(label="base", done=1, total=2))
         tracker.log_evaluation(evaluation("base", 0.0))
         train(tracker, "sft", "sft", 2)
@@ -179,6 +180,22 @@ def test_a_whole_run_arrives(root: Path, client: MlflowClient) -> None:
     assert json.loads(inputs["sums-train"].dataset.profile) == {"num_rows": 10}
     assert {item.tags[0].value for item in inputs.values()} == {"training", "test"}
     assert [item.dataset.name for item in found_runs["rl"].inputs.dataset_inputs] == ["sums-train"]
+
+    # A search leaves models out.
+    base = client.get_logged_model(client.get_run(parent.info.run_id).inputs.model_inputs[0].model_id)
+    assert (base.name, base.tags["digest"], base.tags["directory"]) == ("base", "3" * 64, str(root / "model"))
+    # Mutation: leave the id out of the evaluation's metrics; the page of models then lists the base without its accuracy.
+    assert {metric.key: metric.value for metric in base.metrics or []}["accuracy/avg_at_8"] == 0.0
+    assert {item.path for item in client.list_logged_model_artifacts(base.model_id)} == {"manifest.json"}
+
+
+def test_runs_from_the_same_weights_share_their_base_model(root: Path, client: MlflowClient) -> None:
+    # Mutation: always make a new one; the page of models then has as many bases as runs.
+    for number, digest in enumerate(("3" * 64, "3" * 64, "4" * 64)):
+        with Tracker(CONFIG, record(f"tiny-20260101-00000{number}")) as tracker:
+            tracker.log_base_model(model(root), digest)
+    inputs = [client.get_run(run.info.run_id).inputs.model_inputs[0].model_id for _, run in sorted(runs(client).items())]
+    assert inputs[0] == inputs[1] != inputs[2]
 
 
 def test_metrics_of_steps_and_evaluations(root: Path, client: MlflowClient) -> None:

@@ -128,7 +128,7 @@ def test_the_range_of_rates_includes_its_ends() -> None:
     # Mutation: `<` at either end.
     config = CONFIG.model_copy(update={"keep": CONFIG.keep.model_copy(update={"min_rate": 0.125})})
     assert within(ratings, config) == {f"p{k}" for k in range(1, 8)}
-    assert histogram(ratings) == [1] * 9
+    assert histogram(ratings, 8) == [1] * 9
     found = results(ratings, 7)
     assert found == {"prompts": 9, "kept": 7, "pass_rate": 0.5, "never_right_share": 1 / 9, "always_right_share": 1 / 9}
 

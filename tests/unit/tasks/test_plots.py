@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from engine.events import StageStarted, StepFinished, WeightsSynchronised
+from engine.events import SamplesGenerated, StageStarted, StepFinished, WeightsSynchronised
 from engine.reshard.ledger import Ledger
 from engine.statistics import Interval
 from tasks import plots
@@ -63,6 +63,28 @@ def test_the_loss_on_what_is_held_out_stands_beside_the_loss() -> None:
     ]
     (axes,) = plots.stage_figures(events, "sft")["loss"].axes
     assert sorted(len(list(line.get_xdata())) for line in axes.lines) == [2, 6]
+
+
+def test_clips_bytes_and_lengths_have_their_pictures() -> None:
+    """Mutations: three colours for four clips, the fourth vanishes; all steps' lengths in one histogram."""
+    clips = {f"policy__clip_fraction_{kind}": 0.1 for kind in plots.CLIPPED}
+    events = steps("rl", 3, sync__bytes_received=5.0, sync__bytes_minimum=4.0, **clips)
+    events += [SamplesGenerated(stage="rl", step=step, rows=[{"response_tokens": step}] * 3 + [{"response_tokens": 16}]) for step in (1, 3)]
+    figures = plots.stage_figures(events, "rl")
+    assert set(figures) == {"clip_fractions", "synchronisation_bytes", "response_lengths"}
+    assert len(figures["clip_fractions"].axes[0].lines) == 4
+    assert labels(figures["synchronisation_bytes"]) == ["sync bytes received", "sync bytes minimum"]
+    axes = figures["response_lengths"].axes[0]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "3"]
+    drawn = [(round(bar.get_y() + bar.get_height() / 2, 2), round(bar.get_width(), 3)) for bar in axes.patches if bar.get_width() > 0]
+    # Sixteen bins of one token: three samples of 1 (3) token fill their column, the one of 16 a third of it.
+    assert drawn == [(1.5, 0.86), (15.5, 0.287), (3.5, 0.86), (15.5, 0.287)]
+
+
+def test_rates_are_drawn_before_and_after_the_filter() -> None:
+    # Mutation: the same counts twice.
+    axes = plots.histogram_figure([5, 6, 7], [0, 6, 7]).axes[0]
+    assert [bar.get_height() for bar in axes.patches] == [5, 6, 7, 0, 6, 7]
 
 
 def test_nothing_happened_gives_no_pictures() -> None:
