@@ -54,7 +54,8 @@ def patch() -> Patch | None:
     """The difference between the files as they lie there and the commit, up to `PATCH_BYTES`; None where there is no commit."""
     if commit() is None:
         return None
-    new = [name for name in (_git("ls-files", "--others", "--exclude-standard", "-z", *CODE) or b"").decode(errors="surrogateescape").split("\0") if name]
+    listed = _git("ls-files", "--others", "--exclude-standard", "-z", *CODE) or b""
+    new = [name for name in listed.decode(errors="surrogateescape").split("\0") if name]
     small = [name for name in new if (workspace.checkout() / name).lstat().st_size <= PATCH_BYTES]
     left_out = sorted(set(new).difference(small))
     with tempfile.TemporaryDirectory() as directory:

@@ -130,7 +130,7 @@ def tree(run: RunRecord, links: list[Link]) -> Tree:
     for split, digest in lineage.dataset_digests.items():
         _add(data, f"split {split}", _short(digest))
     below = _add(root, "base model", _short(lineage.base_model_digest))
-    before = next((link.stage for link in links if link.stage.accuracy_before is not None), None)
+    before = next((stage for stage in run.stages if stage.accuracy_before is not None), None)
     if before is not None:
         _metric(below, run, percent(before.accuracy_before, before.interval_before))
     for link in links:

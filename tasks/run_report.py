@@ -59,12 +59,11 @@ def _cards(record: RunRecord, found: Mapping[str, Accuracy]) -> list[tuple[str, 
     trained = show.trained(record)
     cards = []
     if found:
-        base, last = next(iter(found.values())), list(found)[-1]
-        gained = 100 * (found[last].average.mean - base.average.mean)
-        cards += [
-            (f"{100 * found[last].average.mean:.1f} %", f"avg@{base.samples_per_prompt} on {base.prompts} test prompts, of {last}"),
-            (f"{gained:+.1f}", f"percentage points since {next(iter(found))}"),
-        ]
+        first, last = next(iter(found)), list(found)[-1]
+        mean = found[last].average.mean
+        cards.append((f"{100 * mean:.1f} %", f"avg@{found[last].samples_per_prompt} on {found[last].prompts} test prompts, of {last}"))
+        if last != first:
+            cards.append((f"{100 * (mean - found[first].average.mean):+.1f}", f"percentage points since {first}"))
     seconds = sum(stage.seconds or 0.0 for stage in record.stages)
     cards += [
         (f"{sum(stage.steps for stage in trained):,}", f"training steps of {len(trained)} stage{'s' if len(trained) != 1 else ''}"),
