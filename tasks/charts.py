@@ -14,6 +14,8 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 8, 10, 24
 MOST_POINTS = 400
 """Of a line; a longer one is drawn by the means of its parts."""
 COLOURS = 8
+SMALL, MOST_DIGITS = 1e-3, 7
+"""Numbers below the one are written with an exponent."""
 LETTER = 6.2
 """Mean width of a character, in pixels, generously."""
 
@@ -90,12 +92,12 @@ class _Axes:
 
     def y_ticks(self, form: Form | None) -> list[str]:
         low, high = self.y_range
-        write = form or (lambda value: _number(value, high - low))
-        ticks = [tick for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
+        ticks = [float(tick) for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
+        texts = _written(ticks) if form is None else [form(tick) for tick in ticks]
         return [
             f'<line class="rule" x1="{LEFT}" x2="{self.width - RIGHT}" y1="{self.y(tick):.1f}" y2="{self.y(tick):.1f}"/>'
-            f'<text class="y" x="{LEFT - 6}" y="{self.y(tick):.1f}">{write(tick)}</text>'
-            for tick in ticks
+            f'<text class="y" x="{LEFT - 6}" y="{self.y(tick):.1f}">{text}</text>'
+            for tick, text in zip(ticks, texts, strict=True)
         ]
 
     def x_label(self, at: float, label: str) -> str:
@@ -251,14 +253,14 @@ def _thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[Sequence[float],
     return [x for x, _ in means], [y for _, y in means]
 
 
-def _number(value: float, span: float) -> str:
-    """With as many digits as the axis needs."""
-    if value == 0:
-        return "0"
-    if max(abs(value), span) < 1e-3:
-        digits = 1 + math.ceil(math.log10(max(1.0, abs(value) / span)))
-        return f"{value:.{min(4, digits)}e}"
-    return f"{value:.{max(0, min(6, 1 - math.floor(math.log10(span))))}f}"
+def _written(ticks: Sequence[float]) -> list[str]:
+    """Ticks with as many digits as they need."""
+    small, texts = max(map(abs, ticks), default=0.0) < SMALL, [f"{tick:g}" for tick in ticks]
+    for digits in range(MOST_DIGITS):
+        texts = ["0" if tick == 0 else f"{tick:.{digits}{'e' if small else 'f'}}" for tick in ticks]
+        if all(math.isclose(float(text), tick, rel_tol=1e-6) for text, tick in zip(texts, ticks, strict=True)):
+            break
+    return texts
 
 
 def _joined(points: Sequence[tuple[float, float]]) -> str:

@@ -33,7 +33,8 @@ class Link:
         """Of the weights that it has left, as `engine.digest.directory_digest` has it; None of a stage that does not train."""
         files = {} if self.made is None else self.made.files
         model = {name.removeprefix(f"{MODEL}/"): str(entry["sha256"]) for name, entry in files.items() if name.startswith(f"{MODEL}/")}
-        return listed_digest({name: model[name] for name in sorted(model, key=Path)}) if model else None
+        # A manifest has its files in the order in which a directory's digest takes them.
+        return listed_digest(model) if model else None
 
 
 def find(name: str) -> tuple[RunRecord, list[Link]]:

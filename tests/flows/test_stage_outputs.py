@@ -176,6 +176,12 @@ def test_a_run_that_was_broken_off_makes_what_another_would_have_made(runs: Runs
 def test_what_lies_ready_is_not_made_again_and_its_numbers_are_kept(runs: Runs) -> None:
     assert runs.again.engines == 0
     assert runs.again.reused() == ["sft", "rl", "rate", "second", "easy"]
+    # Mutation: leave the parents out of `stages._kept`.
+    parents = runs.again.record.lineage.parents
+    assert {name: run for name, run in parents.items() if not name.startswith("evaluate-")} == {
+        stage.name: stage.reused_from for stage in runs.again.record.stages
+    }
+    assert {name for name in parents if name.startswith("evaluate-")} == {"evaluate-base", "evaluate-sft", "evaluate-rl", "evaluate-second"}
     assert [event for event in runs.again.told if isinstance(event, StepFinished)] == []
     for ours, theirs in zip(runs.again.record.stages, runs.ended.record.stages, strict=True):
         assert ours.model_copy(update={"reused_from": None}) == theirs.model_copy(update={"reused_from": None})

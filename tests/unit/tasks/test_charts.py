@@ -43,6 +43,21 @@ def test_lines_without_a_range_are_drawn_all_the_same(values: list[float]) -> No
     assert len(set(labels)) == len(labels) > 1
 
 
+@pytest.mark.parametrize(
+    ("ticks", "texts"),
+    [
+        ([0.0, 0.25, 0.5], ["0", "0.25", "0.50"]),
+        ([9.7e-5, 1e-4, 1.02e-4], ["9.70e-05", "1.00e-04", "1.02e-04"]),
+        ([1500.0, 3000.0], ["1500", "3000"]),
+        ([-0.5, 0.0], ["-0.5", "0"]),
+        ([], []),
+    ],
+)
+def test_ticks_have_the_digits_that_they_need(ticks: list[float], texts: list[str]) -> None:
+    # Mutation: one digit; 0.25 is then written as 0.2, and three ticks are all 1.0e-04.
+    assert charts._written(ticks) == texts
+
+
 def test_a_long_line_is_thinned_to_its_means() -> None:
     (points,) = polylines(charts.lines([Line(css="line c0", xs=list(range(10_000)), ys=[float(step % 2) for step in range(10_000)])]))
     assert len(points) == charts.MOST_POINTS

@@ -57,7 +57,7 @@ def shown(what: object) -> str:
 
 
 def test_a_models_lineage_leads_from_the_data_to_the_metric() -> None:
-    """Mutations: the digest without the sorting of paths; the whole chain for the first stage's model."""
+    """Mutations: the digest over paths in the output; a manifest by letters, not by directory; the whole chain for the first stage's model."""
     first, _ = pair()
     sft, rl = (Path(stage.output or "") for stage in first.stages)
     run, links = lineage_tree.find(str(rl / "model"))
