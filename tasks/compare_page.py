@@ -1,5 +1,6 @@
 """Several runs side by side as one page of HTML: what came out, the curves over each other, the cost, and what they were made from."""
 
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,10 +13,17 @@ from tasks.outcomes import Outcome
 from tasks.run_figures import CURVES, Section, bar, cost, smoothed
 from tasks.run_report import evaluations
 
+LONGEST_NAME = 200
+"""Of a page's file, in characters; file systems take 255 bytes."""
+
 
 def path(outcomes: Sequence[Outcome]) -> Path:
     """Where the page of these runs goes, where nobody says."""
-    return workspace.work_directory() / "compare" / f"{'--'.join(one.record.run for one in outcomes)}.html"
+    runs = [one.record.run for one in outcomes]
+    name = "--".join(runs)
+    if len(name) > LONGEST_NAME:
+        name = f"{runs[0]}--{len(runs) - 1}-others-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    return workspace.work_directory() / "compare" / f"{name}.html"
 
 
 def to_html(outcomes: Sequence[Outcome]) -> str:

@@ -250,6 +250,10 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     assert lines[0][1] != lines[1][1]
     assert re.search(r"<td>seed</td><td>0</td><td>7</td>", text)
     assert "packages, machine: the same." in text
+    # Mutation: all ids in the name, however many; no file system takes it.
+    names = {compare_page.path([*outcomes, *outcomes[:more]] * 9).name for more in (0, 1, 2)}
+    assert len(names) == 3
+    assert max(map(len, names)) < 255
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no Chromium here")
