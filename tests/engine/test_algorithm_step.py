@@ -105,7 +105,7 @@ def test_controllers_over_two_steps_and_their_state(referenced: Session) -> None
     assert first["policy/entropy_temperature_1"] > first["policy/entropy"] > 0
     third = Coefficients(kl=pytest.approx(0.09025), entropy=pytest.approx(0.02))
     assert referenced.actor.apply(coefficients).get() == [third] * referenced.actor.ranks
-    # Mutation: leave them out of `own_state`: a replayed update computes with others.
+    # Mutation: leave them out of `take_memories`: a replayed update computes with others.
     directory = step_directory(referenced.directory, "adaptive", 2)
     [update] = [operation for operation in kept_operations(directory) if str(operation) == "actor.update"]
     assert {difference.column: difference.largest for difference in replay(referenced, directory, update) if difference.largest} == {}
@@ -162,10 +162,11 @@ def test_a_planted_mismatch_is_rejected_or_weighed(misreporting: Session) -> Non
     assert metrics["weighed"]["policy/off_policy_clipped_fraction"] == share
     # Every prompt has one of them. Mutation: the group by rows of a rank.
     assert metrics["rejected by group"]["policy/off_policy_rejected_fraction"] == 1.0
-    # Mutation: statistics alone; an update that reads the response mask, or no weights.
+    # Mutations: statistics alone; an update that reads no weights.
     for name in ("rejected", "weighed"):
         assert not all(torch.equal(after["nothing"][key], tensor) for key, tensor in after[name].items()), name
-    # Nobody learns from nothing.
+    # Nobody learns from nothing. Mutation: an update that reads the response mask.
+    assert metrics["rejected by group"]["policy/empty_updates"] == 2
     assert metrics["rejected by group"]["policy/loss"] == 0
 
 
@@ -182,7 +183,7 @@ def test_a_gradient_that_is_not_finite_is_kept_and_stops_the_run(session: Sessio
     skipped = [event for event in events if isinstance(event, UpdatesSkipped)]
     assert [(event.step, event.trained, event.updates) for event in skipped] == [(1, "policy", 2), (2, "policy", 2)]
     # Mutation: rank 0 alone writes: half of the batch is missing.
-    kept = [torch.load(Path(skipped[0].directory) / f"rank_{rank}.pt") for rank in range(session.actor.ranks)]
+    kept = [torch.load(file) for file in sorted(Path(skipped[0].directory).iterdir())]
     assert sum(len(rows["advantages"]) for rows in kept) == 16
     assert {"input_ids", "response_mask", "old_log_probs", "rollout_log_probs", "advantages"} <= set(kept[0])
     [finished] = [event for event in events if isinstance(event, StepFinished)]
@@ -244,5 +245,5 @@ def test_the_optimal_token_baseline_is_given_squared_probabilities(session: Sess
     assert (squares[there] <= 1 + 1e-6).all()
     assert (squares[there] + 1e-6 >= (2 * chosen[there]).exp()).all()
     assert (-squares[there].log() <= columns["old_entropy"][there] + 1e-5).all()
-    # The coin that the model tosses: two answers of about the same chance. Mutation: a column of zeros.
+    # The coin that the model tosses: two answers of about the same chance. Mutation: a column of ones.
     assert ((squares > 0.4) & (squares < 0.7)).any()
