@@ -142,7 +142,7 @@ def test_substitutes_are_trained_on_and_not_measured(session: Session) -> None:
 def test_a_step_without_signal_makes_no_update(session: Session, kind: str) -> None:
     before = weights(session)
     events = run(session, NEVER, groups={"kind": kind}, steps=2)
-    # Mutation: go on with no rows, and Adam moves all the same.
+    # Mutation: train on all rows then. Their gradient is 0, and Adam's weight decay moves the weights all the same.
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(session).items())
     assert not [event for event in events if isinstance(event, WeightsSynchronised)]
     for found in metrics(events):
@@ -158,7 +158,7 @@ def test_rescue_puts_old_right_responses_in(session: Session) -> None:
     right: set[str] = set()
     for found, groups in zip(metrics(events), drawn(events), strict=True):
         helpless = [prompt for prompt, group in groups.items() if not any(row["reward"] for row in group)]
-        # Mutations: help of the step's own responses; a memory that forgets.
+        # Mutations: help for groups that have a right response; a memory that forgets.
         assert found["data/rescued_groups"] == len(right & set(helpless))
         # Mutation: compare rescued responses with the rollout engine too.
         assert found["policy/max_log_prob_difference"] <= 1e-4
