@@ -56,7 +56,7 @@ def run(
         begin = output.tell()
         # A session of its own: Ctrl-C reaches us alone, and the run is told once.
         child = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | dict(environment or {}), start_new_session=True
+            command, stdout=output, stderr=subprocess.STDOUT, env=_environment() | dict(environment or {}), start_new_session=True
         )  # fmt: skip
         try:
             child.wait(None if math.isinf(seconds) else seconds)
@@ -73,6 +73,11 @@ def run(
     said = [line for line in log.read_bytes()[begin:].decode(errors="replace").splitlines() if line.strip()]
     reason = (found.error if found is not None else None) or next((line for line in said if line.startswith("almanac: ")), (said or ["no word"])[-1])
     return Outcome("failed", found, reason, took)
+
+
+def _environment() -> dict[str, str]:
+    """This process's own, without what a worker has said to it alone: which flow run it is."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PREFECT__")}
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

@@ -1,20 +1,25 @@
 """From nothing to weights and checked data."""
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
+from prefect import flow
 
-from tasks import stages
-from tasks.context import RunContext
-
-create_model = task(name="create model", task_run_name="create model", cache_policy=NO_CACHE)(stages.create_model)
-prepare_data = task(name="prepare data", task_run_name="prepare data", cache_policy=NO_CACHE)(stages.prepare_data)
-validate_data = task(name="validate data", task_run_name="validate data", cache_policy=NO_CACHE)(stages.validate_data)
+from flows.crash import HOOKS
+from flows.parameters import Override, RecipeName, Seconds
+from flows.units import create_model, prepare_data, validate_data
+from flows.watch import run_of
 
 
-@flow(name="data", flow_run_name="{context.run}-data", validate_parameters=False)
-def data(context: RunContext) -> None:
-    """The model comes first: its tokenizer counts the prompts' tokens."""
-    create_model(context)
-    prepare_data(context)
-    if context.config.data.quality != "off":
-        validate_data(context)
+@flow(name="data", flow_run_name="data of {recipe}", **HOOKS)
+def data(recipe: RecipeName, overrides: tuple[Override, ...] = (), timeout_seconds: Seconds | None = None) -> str:
+    """The model, whose tokenizer counts the prompts' tokens, and the data. Returns the run's id.
+
+    Args:
+        recipe: file in conf/recipe.
+        overrides: settings, key=value in Hydra's grammar.
+        timeout_seconds: after so many the run is stopped; never without it.
+    """
+    with run_of(recipe, overrides, about=lambda config: [], timeout_seconds=timeout_seconds) as context:
+        create_model()
+        prepare_data()
+        if context.config.data.quality != "off":
+            validate_data()
+        return context.run

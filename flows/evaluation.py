@@ -1,15 +1,45 @@
 """Accuracy on the held-out test set."""
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
+from prefect import flow
 
-from tasks import stages
-from tasks.context import RunContext
+from flows import artifacts
+from flows.crash import HOOKS
+from flows.parameters import Override, RecipeName, Seconds
+from flows.units import create_model, evaluate, prepare_data, run_stage
+from flows.watch import is_open, run_of, through
+from tasks.config import RecipeConfig
+from tasks.progress import BASE
+from tasks.stage_config import kind_of
 
-evaluate = task(name="evaluate", task_run_name="evaluate {label}", cache_policy=NO_CACHE)(stages.evaluate)
 
+@flow(name="evaluation", flow_run_name="evaluation {label} of {recipe}", **HOOKS)
+def evaluation(recipe: RecipeName, label: str = BASE, overrides: tuple[Override, ...] = (), timeout_seconds: Seconds | None = None) -> str:
+    """In a recipe: of the weights as they are now. By itself: of the first weights, and after each stage up to `label` as it lies ready.
 
-@flow(name="evaluation", flow_run_name="{context.run}-evaluation-{label}", validate_parameters=False)
-def evaluation(context: RunContext, label: str) -> None:
-    """Of the weights as they are now: `base`, or those after the stage `label`."""
-    evaluate(context, label)
+    Returns the run's id. An evaluation that lies ready, made from the same, is taken as it is.
+
+    Args:
+        recipe: file in conf/recipe.
+        label: `base`, the weights that the recipe starts from, or the stage that has trained last.
+        overrides: settings, key=value in Hydra's grammar.
+        timeout_seconds: after so many the run is stopped; never without it.
+    """
+
+    def stages(config: RecipeConfig) -> list[str]:
+        return [] if label == BASE else through(config, label)
+
+    alone = not is_open()
+    with run_of(recipe, overrides, about=stages, timeout_seconds=timeout_seconds) as context:
+        if alone:
+            create_model()
+            prepare_data()
+            evaluate(BASE)
+            for name in stages(context.config):
+                run_stage(name, only_kept=True)
+                if kind_of(context.config.stages[name]).trains:
+                    evaluate(name)
+        else:
+            evaluate(label)
+        if label != BASE:
+            artifacts.stage_table(context.record, label)
+        return context.run

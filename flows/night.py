@@ -11,7 +11,7 @@ from flows.nightly_plan import planned
 from flows.run import observed
 from tasks import nights
 from tasks.nights import NightRecord
-from tasks.progress import START_PREFECT, Notice, PhaseFinished, PhaseStarted
+from tasks.progress import START_PREFECT, PhaseFinished, PhaseStarted
 
 COLOURS = {"worse": "bold red", "better": "green", "within": "", "insufficient": "yellow"}
 
@@ -27,18 +27,23 @@ def night(names: Sequence[str], budget_seconds: float) -> int:
         ConfigurationError: a recipe cannot be run or judged; all that is wrong with any of them.
     """
     name, seed = nights.new_night()
-    recipes, warnings = planned(names, seed, budget_seconds)
+    # The flow asks again; a person at a terminal hears before Prefect has started.
+    planned(names, seed, budget_seconds)
     with observed(nights.directory(name) / "almanac.log", f"night {name}", [START_PREFECT, *names]) as display:
-        for warning in warnings:
-            display.show(Notice(text=warning))
         display.show(PhaseStarted(phase=START_PREFECT))
-        from flows.nightly import nightly
+        from flows.nightly import WorseError, nightly, page_of
         from flows.prefect_server import address, start_server
+        from flows.watch import watched
 
         start_server()
         display.show(PhaseFinished(phase=START_PREFECT, result=address()))
-        record, page = nightly(name, recipes, budget_seconds, display.show)
-        display.close(Group(_table(record), "", f"report: {os.path.relpath(page)}"))
+        try:
+            with watched(name, display.show):
+                record = nightly(budget_seconds, tuple(names))
+        except WorseError as worse:
+            record = worse.record
+        assert isinstance(record, NightRecord), "only a worker comes too late"
+        display.close(Group(_table(record), "", f"report: {os.path.relpath(page_of(record))}"))
     return 1 if record.worse else 0
 
 

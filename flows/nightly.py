@@ -1,20 +1,44 @@
-"""`almanac nightly`: recipes run under a budget of seconds, judged beside their references, and told in one page."""
+"""The nightly flow: recipes run under a budget of seconds, judged beside their references, and told in one page."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
-from prefect import flow, task
+from prefect import flow, runtime, task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Cancelled
 
-from flows import child_run
-from flows.nightly_plan import Planned
-from tasks import night_report, nights, page
+from flows import artifacts, child_run
+from flows.nightly_plan import Planned, planned, references_for
+from flows.parameters import DevicePool, Seconds
+from flows.prefect_server import address
+from flows.watch import Watcher, in_turn, unwatched, watcher
+from tasks import night_report, nights, page, workspace
 from tasks.nights import NightRecord, RecipeNight
-from tasks.progress import Listener, PhaseFinished, PhaseStarted
+from tasks.progress import Listener, Notice, PhaseFinished, PhaseStarted
 
 RESERVE = 0.02
 """Of the budget, kept so that a run that is stopped has time to write its records."""
+LATEST = timedelta(hours=12)
+"""A night that could not begin for so long is not made up for: after some days without a worker, one night is run and not all of them."""
+
+
+class WorseError(RuntimeError):
+    """Something is worse than its reference; has the night's record."""
+
+    def __init__(self, record: NightRecord) -> None:
+        names = ", ".join(recipe.name for recipe in record.recipes if recipe.word == "worse")
+        super().__init__(f"worse than its reference: {names}; see {page_of(record)}")
+        self.record = record
+
+
+def page_of(record: NightRecord) -> Path:
+    """Where the report of a night lies."""
+    return nights.directory(record.night) / nights.REPORT
 
 
 @task(name="judge", task_run_name="judge {name}", cache_policy=NO_CACHE)
@@ -25,33 +49,63 @@ def run_and_judge(night: str, name: str, planned: Planned, seconds: float) -> Re
         reason = f"a run takes {expected:.0f} s, by the reference, and {max(0.0, seconds):.0f} s of the budget are left"
         return nights.not_started(planned.reference, planned.config, reason)
     # One server for the night and its runs, so that Prefect's pages show them together.
-    from flows.prefect_server import address
-
     outcome = child_run.run(planned.overrides, nights.directory(night) / f"{name}.log", seconds=seconds, environment={"PREFECT_API_URL": address()})
     return nights.judged(night, planned.reference, planned.config, outcome.status, outcome.record, outcome.reason, outcome.seconds)
 
 
-@flow(name="nightly", flow_run_name="{night}", validate_parameters=False)
-def nightly(night: str, recipes: Sequence[Planned], budget_seconds: float, listener: Listener) -> tuple[NightRecord, Path]:
-    """All recipes in the order given, their verdicts, and the page.
+@flow(name="nightly", flow_run_name="nightly")
+def nightly(budget_seconds: Seconds, names: tuple[str, ...] = (), devices: DevicePool = "cpu") -> NightRecord | State[Any]:
+    """All recipes in the order given, their verdicts, and the page. Returns the night's record, or that it was due too long ago.
 
     Args:
-        night: id that no night has yet.
-        recipes: whose references were checked.
         budget_seconds: of all runs together.
-        listener: is told about progress.
+        names: of references; without any, all whose recipes are for `devices`.
+        devices: cpu or gpu.
 
-    Returns:
-        The night's record, and the page.
+    Raises:
+        ConfigurationError: a recipe cannot be run or judged; all that is wrong with any of them.
+        WorseError: something is worse.
     """
+    due = runtime.flow_run.scheduled_start_time
+    if watcher() is None and is_too_late(due, datetime.now(UTC)):
+        return Cancelled(message=f"was due {due:%Y-%m-%d %H:%M} UTC, more than {LATEST.total_seconds() / 3600:.0f} hours ago")
+    names = names or references_for(devices)
+    with _night(names) as who:
+        recipes, warnings = planned(names, nights.seed(who.name), budget_seconds)
+        for warning in warnings:
+            who.listener(Notice(text=warning))
+        record = _judged(who.name, recipes, budget_seconds, who.listener)
+    artifacts.night_verdict(record, str(page_of(record)))
+    if record.worse:
+        raise WorseError(record)
+    return record
+
+
+def is_too_late(due: datetime, now: datetime) -> bool:
+    """Whether a night that was due then is not run any more."""
+    return now - due > LATEST
+
+
+@contextmanager
+def _night(names: Sequence[str]) -> Iterator[Watcher]:
+    """Who watches, or else a night of its own, once no other run is on."""
+    if (who := watcher()) is not None:
+        yield who
+        return
+    workspace.quiet_environment()
+    night, _ = nights.new_night()
+    with in_turn(night, keep=False), unwatched(night, nights.directory(night) / "almanac.log", names) as display:
+        yield Watcher(night, display.show)
+
+
+def _judged(night: str, recipes: Sequence[Planned], budget_seconds: float, listener: Listener) -> NightRecord:
     end = time.monotonic() + budget_seconds * (1 - RESERVE)
     found: list[RecipeNight] = []
-    for planned in recipes:
-        name = planned.reference.name
+    for one in recipes:
+        name = one.reference.name
         listener(PhaseStarted(phase=name))
-        found.append(run_and_judge(night, name, planned, end - time.monotonic()))
+        found.append(run_and_judge(night, name, one, end - time.monotonic()))
         listener(PhaseFinished(phase=name, result=f"{found[-1].word}" + (f", {found[-1].outcome}" if found[-1].outcome != "finished" else "")))
     record = nights.record(night, budget_seconds, found)
-    path = nights.directory(night) / nights.REPORT
-    page.write(path, night_report.to_html(record, [planned.reference for planned in recipes]))
-    return record, path
+    page.write(page_of(record), night_report.to_html(record, [one.reference for one in recipes]))
+    return record

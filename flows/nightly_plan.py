@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flows.parameters import DevicePool, pool_of
 from flows.run import checked
 from tasks import reference
 from tasks.check import did_you_mean
@@ -45,6 +46,20 @@ def planned(names: Sequence[str], seed: int, budget_seconds: float) -> tuple[lis
     if problems:
         raise ConfigurationError(problems)
     return found, warnings
+
+
+def references_for(devices: DevicePool) -> tuple[str, ...]:
+    """Names of all references whose recipes take such devices.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    found = [reference.load(name) for name in reference.known()]
+    names = tuple(one.name for one in found if pool_of(compose([f"recipe={one.recipe}", *one.overrides])) == devices)
+    if not names:
+        text = f"there is no reference yet of a recipe for {devices} devices; `almanac reference make RECIPE` makes one"
+        raise ConfigurationError([Problem("names", text)])
+    return names
 
 
 def _planned(name: str, seed: int) -> Planned:

@@ -2,29 +2,33 @@
 
 from prefect import flow
 
+from flows.crash import HOOKS
 from flows.data import data
 from flows.evaluation import evaluation
+from flows.parameters import Override, RecipeName, Seconds
 from flows.stage import FLOWS
-from tasks.config import RecipeConfig
-from tasks.context import open_run
-from tasks.progress import BASE, Listener
+from flows.watch import run_of
+from tasks.progress import BASE
 from tasks.stage_config import kind_of
 
 
-@flow(name="recipe", flow_run_name="{run}", validate_parameters=False)
-def recipe(config: RecipeConfig, run: str, listener: Listener, fresh: bool = False) -> None:
+@flow(name="recipe", flow_run_name="{recipe}", **HOOKS)
+def recipe(recipe: RecipeName, overrides: tuple[Override, ...] = (), fresh: bool = False, timeout_seconds: Seconds | None = None) -> str:
     """All stages in the order written. One evaluation between two stages is the end of one and the beginning of the other.
 
+    Returns the run's id.
+
     Args:
-        config: resolved.
-        run: id that no run has yet.
-        listener: is told about progress.
+        recipe: file in conf/recipe.
+        overrides: settings, key=value in Hydra's grammar.
         fresh: everything is made anew; else stages and evaluations that lie ready, made from the same, are taken as they are.
+        timeout_seconds: after so many the run is stopped; never without it.
     """
-    with open_run(config, run, listener, fresh=fresh) as context:
-        data(context)
-        evaluation(context, BASE)
-        for name, stage in config.stages.items():
-            FLOWS[stage.kind](context, name)
+    with run_of(recipe, overrides, fresh=fresh, timeout_seconds=timeout_seconds) as context:
+        data(recipe, overrides)
+        evaluation(recipe, BASE, overrides)
+        for name, stage in context.config.stages.items():
+            FLOWS[stage.kind](recipe, name, overrides)
             if kind_of(stage).trains:
-                evaluation(context, name)
+                evaluation(recipe, name, overrides)
+        return context.run

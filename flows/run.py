@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from flows.display import Display
 from flows.terminal import captured
 from tasks import record, show, workspace
-from tasks.compose import compose
+from tasks.compose import compose, split_recipe
 from tasks.config import RecipeConfig
 from tasks.preflight import Finding, preflight
 from tasks.problems import ConfigurationError, Problem
@@ -73,10 +73,13 @@ def run(overrides: Sequence[str], *, fresh: bool = False) -> None:
         # Ten seconds of imports, which the display is there before.
         from flows.prefect_server import start_server
         from flows.recipe import recipe
+        from flows.watch import watched
 
         start_server()
         display.show(PhaseFinished(phase=START_PREFECT, result=os.environ.get("PREFECT_API_URL", "temporary server")))
-        recipe(config, run_id, display.show, fresh)
+        name, others = split_recipe(overrides)
+        with watched(run_id, display.show):
+            recipe(name, tuple(others), fresh)
         display.close(show.table(record.load(run_id)))
 
 
@@ -149,7 +152,7 @@ def replay(run: str, operator: str, step: int, stage: str | None) -> "tuple[str,
 @contextmanager
 def observed(log: Path, title: str, phases: Sequence[str], *, descriptor: int = 1) -> Iterator[Display]:
     """A display, and everything else in the log file. What goes wrong is there with its traceback; the error carries the file's name."""
-    with captured(log, descriptor) as console, _terminable(), Display(console, title, phases, _shown(log)) as display:
+    with captured(log, descriptor) as console, terminable(), Display(console, title, phases, _shown(log)) as display:
         try:
             yield display
         except BaseException as error:
@@ -161,7 +164,7 @@ def observed(log: Path, title: str, phases: Sequence[str], *, descriptor: int = 
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """SIGTERM, too, ends a run in order: records say how far it came, and Ray's processes go with it."""
 
     def end(signal_number: int, frame: Any) -> NoReturn:

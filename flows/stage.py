@@ -1,19 +1,54 @@
-"""Stages of all kinds."""
+"""Stages of all kinds, a flow each, so that Prefect's pages keep them apart."""
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
+from prefect import Flow, flow
 
-from tasks import stages
-from tasks.context import RunContext
-from tasks.stage_config import KINDS
-
-run_stage = task(name="stage", task_run_name="stage {name}", cache_policy=NO_CACHE)(stages.run_stage)
-
-
-def stage(context: RunContext, name: str) -> None:
-    """One stage of the recipe."""
-    run_stage(context, name)
+from flows import artifacts
+from flows.crash import HOOKS
+from flows.parameters import Override, RecipeName, Seconds
+from flows.units import create_model, prepare_data, run_stage
+from flows.watch import is_open, run_of, through
+from tasks.config import RecipeConfig
 
 
-FLOWS = {kind: flow(name=kind, flow_run_name="{context.run}-{name}", validate_parameters=False)(stage) for kind in KINDS}
-"""By kind of stage. One name each, so that Prefect's pages keep them apart."""
+def _flow_of(kind: str) -> Flow[..., str]:
+    """The flow of the stages of one kind."""
+
+    @flow(name=kind, flow_run_name="{stage} of {recipe}", **HOOKS)
+    def one_stage(recipe: RecipeName, stage: str, overrides: tuple[Override, ...] = (), timeout_seconds: Seconds | None = None) -> str:
+        """A stage of a recipe. By itself: with what the stages before it have left, which must lie ready. Returns the run's id.
+
+        Args:
+            recipe: file in conf/recipe.
+            stage: its name in the recipe.
+            overrides: settings, key=value in Hydra's grammar.
+            timeout_seconds: after so many the run is stopped; never without it.
+        """
+
+        def stages(config: RecipeConfig) -> list[str]:
+            found = through(config, stage)
+            if config.stages[stage].kind != kind:
+                raise ValueError(f"stage {stage} of recipe {config.name} is of kind {config.stages[stage].kind}; start the flow of that kind")
+            return found
+
+        alone = not is_open()
+        with run_of(recipe, overrides, about=stages, timeout_seconds=timeout_seconds) as context:
+            if alone:
+                create_model()
+                prepare_data()
+                for earlier in stages(context.config)[:-1]:
+                    run_stage(earlier, only_kept=True)
+            run_stage(stage)
+            artifacts.stage_table(context.record, stage)
+            return context.run
+
+    return one_stage
+
+
+sft = _flow_of("sft")
+rl = _flow_of("rl")
+difficulty = _flow_of("difficulty")
+drop_easy = _flow_of("drop_easy")
+temperature_search = _flow_of("temperature_search")
+
+FLOWS = {found.name: found for found in (sft, rl, difficulty, drop_easy, temperature_search)}
+"""By kind of stage."""

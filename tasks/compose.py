@@ -67,6 +67,14 @@ def compose(overrides: Sequence[str]) -> RecipeConfig:
     return checked
 
 
+def split_recipe(overrides: Sequence[str]) -> tuple[str, list[str]]:
+    """The recipe that overrides name, and the others. They are those of a configuration that `compose` has made."""
+    recipe, problems = _recipe(_parse(overrides)[0])
+    if recipe is None:
+        raise ConfigurationError(problems)
+    return recipe, [text for text in overrides if not any(override.key_or_group == "recipe" for override in _parse([text])[0])]
+
+
 def choices(group: str) -> dict[str, str]:
     """Files of a group of conf/, each with what its first comment says."""
     return {path.stem: _first_comment(path) for path in sorted((conf_directory() / group).glob("*.yaml"))}

@@ -131,7 +131,13 @@ class RunContext:
 
 @contextmanager
 def open_run(
-    config: RecipeConfig, run: str, listener: Listener, *, fresh: bool = False, stages: Collection[str] | None = None
+    config: RecipeConfig,
+    run: str,
+    listener: Listener,
+    *,
+    fresh: bool = False,
+    stages: Collection[str] | None = None,
+    flow_run: str | None = None,
 ) -> Iterator[RunContext]:
     """Record and tracker of a new run. They end as finished when the block ends, as failed when it raises; the engine is gone then.
 
@@ -141,22 +147,12 @@ def open_run(
         listener: is told about progress.
         fresh: everything is made anew, whatever lies ready.
         stages: those that the run is about; all without it.
+        flow_run: id of Prefect's flow run, where there is one.
 
     Raises:
         OSError: the run's directory, or MLflow's local files, cannot be written.
     """
-    record = RunRecord(
-        run=run,
-        recipe=config.name,
-        seed=config.seed,
-        stages=[
-            StageRecord(name=name, kind=stage.kind, steps_planned=planned_steps(stage))
-            for name, stage in config.stages.items()
-            if stages is None or name in stages
-        ],
-        lineage=lineages.resolve(config, workspace.run_directory(run)),
-        log_file=str(workspace.run_directory(run) / "almanac.log"),
-    )
+    record = _begun(config, run, stages, flow_run)
     records.write(record)
     reserve = workspace.run_directory(run) / ".reserve"
     try:
@@ -188,6 +184,23 @@ def open_run(
         _mark_failed(record, error)
         raise
     reserve.unlink()
+
+
+def _begun(config: RecipeConfig, run: str, stages: Collection[str] | None, flow_run: str | None) -> RunRecord:
+    """The record of a run of which nothing is done yet."""
+    return RunRecord(
+        run=run,
+        recipe=config.name,
+        seed=config.seed,
+        stages=[
+            StageRecord(name=name, kind=stage.kind, steps_planned=planned_steps(stage))
+            for name, stage in config.stages.items()
+            if stages is None or name in stages
+        ],
+        lineage=lineages.resolve(config, workspace.run_directory(run)),
+        log_file=str(workspace.run_directory(run) / "almanac.log"),
+        flow_run=flow_run,
+    )
 
 
 def _mark_failed(record: RunRecord, error: BaseException) -> None:

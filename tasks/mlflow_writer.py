@@ -23,10 +23,11 @@ from mlflow.protos.databricks_pb2 import INVALID_STATE
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_PARENT_RUN_ID
 
 from engine.events import SamplesGenerated, StageFinished, StageStarted, StepFinished
+from tasks import record as records
 from tasks import workspace
 from tasks.journal import BaseModelUsed, DatasetUsed, Entry, EvaluationFinished, FileSaved, ModelSaved, RunFinished, RunStarted, StageReused
 from tasks.outputs import manifest
-from tasks.record import MLflowReference, ProcessIdentity
+from tasks.record import MLflowReference, ProcessIdentity, RunRecord
 from tasks.tracker_location import database_file
 
 logger = logging.getLogger(__name__)
@@ -260,6 +261,25 @@ def reap(client: MlflowClient, experiment_id: str) -> list[str]:
             client.set_terminated(run.info.run_id, "KILLED")
             reaped.append(str(run.info.run_id))
     return reaped
+
+
+def end_killed(record: RunRecord, why: str) -> None:
+    """Says in the record, and in MLflow, why the process of a run died, and ends the runs that it has left RUNNING there.
+
+    Args:
+        record: one that says `killed`.
+        why: a line for people.
+
+    Raises:
+        MlflowException, OSError: MLflow or the record cannot be written.
+    """
+    # On the disk it goes on saying that it runs: who reads it sees that the process is dead.
+    records.write(record.model_copy(update={"status": "running", "error": why}))
+    if record.mlflow is not None:
+        client = MlflowClient(record.mlflow.tracking_uri)
+        for run_id in reap(client, record.mlflow.experiment_id):
+            if client.get_run(run_id).data.tags.get("almanac.run") == record.run:
+                client.set_tag(run_id, "almanac.error", why)
 
 
 def mlflow_name(text: str) -> str:

@@ -19,6 +19,8 @@ from tasks.reference import Reference, Stored
 
 RECORD = "verdict.json"
 REPORT = "report.html"
+SECOND = "%Y%m%d-%H%M%S"
+"""The id of a night, as a time in UTC."""
 
 
 class RecipeNight(Stored):
@@ -74,8 +76,13 @@ def directory(night: str) -> Path:
 
 def new_night() -> tuple[str, int]:
     """Id of a night that begins now, and the seed of its runs: seconds since 1970, which no night has had before."""
-    moment = datetime.now(UTC)
-    return f"{moment:%Y%m%d-%H%M%S}", int(moment.timestamp())
+    night = f"{datetime.now(UTC):{SECOND}}"
+    return night, seed(night)
+
+
+def seed(night: str) -> int:
+    """Of the runs of a night."""
+    return int(datetime.strptime(night, SECOND).replace(tzinfo=UTC).timestamp())
 
 
 def judged(

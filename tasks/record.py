@@ -158,6 +158,8 @@ class RunRecord(Recorded):
     lineage: Lineage
     mlflow: MLflowReference | None = None
     log_file: str | None = None
+    flow_run: str | None = None
+    """Id of Prefect's flow run."""
     process: ProcessIdentity = Field(default_factory=ProcessIdentity.current)
 
     def stage(self, name: str) -> StageRecord:

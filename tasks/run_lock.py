@@ -15,18 +15,22 @@ class RunInProgressError(RuntimeError):
 
 
 @contextmanager
-def only_run(run: str) -> Iterator[None]:
+def only_run(run: str, *, wait: bool = False) -> Iterator[None]:
     """Holds the lock while the block runs. The kernel lets go of it when the process dies, however it dies.
 
+    Args:
+        run: who holds it.
+        wait: for as long as another process holds it.
+
     Raises:
-        RunInProgressError: another process holds it.
+        RunInProgressError: another process holds it, and nobody waits.
         OSError: the lock file cannot be written.
     """
     path = workspace.lock_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=-1 if wait else 0, poll_interval=0.5)
     except Timeout as error:
         raise RunInProgressError(f"{_holder()}; wait until it ends, or stop it") from error
     try:

@@ -243,14 +243,7 @@ def ui(record: RunRecord | None, port: int = 5000) -> None:
     if uri.startswith(("http://", "https://")):
         _open(run_url(uri, record))
         return
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise ValueError(f"port {port} cannot be used ({error.strerror}); choose another one with --port") from error
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--workers", "1"]
-    command += ["--default-artifact-root", workspace.artifacts_directory().as_uri(), "--host", "127.0.0.1", "--port", str(port)]
+    check_port(port, "--port")
     environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     log = workspace.work_directory() / "mlflow-ui.log"
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -259,7 +252,7 @@ def ui(record: RunRecord | None, port: int = 5000) -> None:
         signal.signal(sign, signal.default_int_handler)
     with log.open("w") as output:
         # A session of its own: Ctrl-C reaches us alone, and the server ends with all its workers when we say so.
-        server = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        server = subprocess.Popen(mlflow_server(uri, port), env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             print(f"MLflow is starting; its log is {_path(str(log))}", flush=True)
             base = f"http://127.0.0.1:{port}"
@@ -272,6 +265,26 @@ def ui(record: RunRecord | None, port: int = 5000) -> None:
             print("stopped")
         finally:
             _stop(server)
+
+
+def check_port(port: int, option: str) -> None:
+    """Whether a server can be started there.
+
+    Raises:
+        ValueError: another process has the port; names the option that chooses another one.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ValueError(f"port {port} cannot be used ({error.strerror}); choose another one with {option}") from error
+
+
+def mlflow_server(uri: str, port: int) -> list[str]:
+    """The command that serves MLflow's pages over a database, to this machine alone."""
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri, "--workers", "1"]
+    return [*command, "--default-artifact-root", workspace.artifacts_directory().as_uri(), "--host", "127.0.0.1", "--port", str(port)]
 
 
 def _wait_until_healthy(server: subprocess.Popen[bytes], base: str, log: str) -> None:

@@ -113,8 +113,11 @@ def validate_data(context: RunContext) -> None:
         result.append(f"{found.checks} checks{failed}{' (as before)' if found.reused else ''}")
 
 
-def evaluate(context: RunContext, label: str) -> None:
-    """Accuracy of the weights as they are now on the test prompts: of `base`, or after the stage with this name, whose gain it then is."""
+def evaluate(context: RunContext, label: str) -> Place:
+    """Accuracy of the weights as they are now on the test prompts: of `base`, or after the stage with this name, whose gain it then is.
+
+    Returns where scores and samples lie.
+    """
     config, before = context.config, context.evaluation
     place = Place(config.name, EVALUATION, fingerprint.of_evaluation(config, context.weights.digest, context.data.digests["test"]))
     kept = _kept(context, place, evaluation_unit(label))
@@ -128,11 +131,12 @@ def evaluate(context: RunContext, label: str) -> None:
                 place.complete(context.run)
                 result.append(_evaluated(context, label, before, found))
         context.publication.evaluation(label, place.directory, context.accuracy)
-        return
+        return place
     with told(context.listener, evaluation_phase(label)) as result:
         found = evaluation.Evaluation(**{**json.loads((place.directory / SCORED).read_text()), "label": label})
         result += [_evaluated(context, label, before, found), f"as in {kept.run}"]
     context.publication.evaluation(label, place.directory, context.accuracy)
+    return place
 
 
 def _evaluated(context: RunContext, label: str, before: Evaluation | None, found: Evaluation) -> str:
@@ -145,8 +149,8 @@ def _evaluated(context: RunContext, label: str, before: Evaluation | None, found
     return described(context.accuracy)
 
 
-def run_stage(context: RunContext, name: str, *, only_kept: bool = False) -> None:
-    """One stage of the recipe, with what it leaves: as it lies ready from a run that made it from the same, or else made now.
+def run_stage(context: RunContext, name: str, *, only_kept: bool = False) -> Place:
+    """One stage of the recipe: as it lies ready from a run that made it from the same, or else made now. Returns where what it leaves lies.
 
     With `only_kept` it has to lie ready: ValueError where it does not.
     """
@@ -158,7 +162,7 @@ def run_stage(context: RunContext, name: str, *, only_kept: bool = False) -> Non
         with told(context.listener, name) as result:
             result.append(_reuse(context, name, kept))
         context.publication.stage(name, place.directory)
-        return
+        return place
     if only_kept:
         raise ValueError(f"stage {name} of recipe {context.config.name} has no output yet that was made from these settings; run it first")
     _begin(context, name)
@@ -173,6 +177,7 @@ def run_stage(context: RunContext, name: str, *, only_kept: bool = False) -> Non
             _keep_curves(context, name, directory)
         place.complete(context.run, entry, context.last_metrics() | entry.results)
     context.publication.stage(name, place.directory)
+    return place
 
 
 def _keep_curves(context: RunContext, name: str, directory: Path) -> None:

@@ -85,6 +85,8 @@ class Tracker:
             "almanac.process": self.record.process.model_dump_json(),
             "mlflow.source.name": "almanac",
         }
+        if self.record.flow_run:
+            tags["prefect.flow_run_id"] = self.record.flow_run
         if lineage.commit:
             tags |= {"mlflow.source.git.commit": lineage.commit, "git.uncommitted": str(bool(lineage.uncommitted)).lower()}
         self._log(
