@@ -53,9 +53,10 @@ format: $(READY)  ## let ruff mend what it can
 dvc: $(READY)  ## write params.yaml and dvc.yaml anew (RECIPE=name for another recipe)
 	$(BIN)/almanac dvc recipe=$(RECIPE)
 
-docs: $(READY)  ## write docs/configuration.md and the numbers of docs/recipes/ anew
+docs: $(READY)  ## write docs/configuration.md, the numbers of docs/recipes/ and prefect.yaml anew
 	$(BIN)/python -m tasks.reference_page
 	$(BIN)/python -m tasks.recipe_page
+	$(BIN)/python -m flows.deployments
 
 bench: $(READY)  ## three seeds and two control arms of the main job, about forty minutes
 	$(BIN)/python bench/learning.py

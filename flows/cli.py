@@ -53,7 +53,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             added.add_argument("overrides", nargs="*", metavar="key=value", help="recipe=NAME, and settings in Hydra's grammar")
         return added
 
-    from flows import commands, lineage_commands, nightly_commands
+    from flows import commands, lineage_commands, nightly_commands, service_commands
 
     ran = verb("run", commands.run, "run a recipe from data to a measured gain; stages that lie ready are not run again", overrides=True)
     ran.add_argument("--fresh", action="store_true", help="make everything anew")
@@ -85,6 +85,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     dropped = _drop_easy(verb)
     nightly_commands.add(verb)
     lineage_commands.add(verb)
+    service_commands.add(verb)
     verb("list", commands.list_names, "recipes, models, data, algorithms, rewards and resources, with what they are")
     for added in (shown, doctor, evaluate, *reckoned, *asked, dropped):
         added.add_argument("--json", action="store_true", help="for programs")

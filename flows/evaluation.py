@@ -6,9 +6,10 @@ from flows import artifacts
 from flows.crash import HOOKS
 from flows.parameters import Override, RecipeName, Seconds
 from flows.units import create_model, evaluate, prepare_data, run_stage
-from flows.watch import is_open, run_of, through
+from flows.watch import is_open, run_of
 from tasks.config import RecipeConfig
 from tasks.progress import BASE
+from tasks.stage import through
 from tasks.stage_config import kind_of
 
 

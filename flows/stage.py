@@ -6,8 +6,10 @@ from flows import artifacts
 from flows.crash import HOOKS
 from flows.parameters import Override, RecipeName, Seconds
 from flows.units import create_model, prepare_data, run_stage
-from flows.watch import is_open, run_of, through
+from flows.watch import is_open, run_of
 from tasks.config import RecipeConfig
+from tasks.stage import through
+from tasks.stage_config import kind_of
 
 
 def _flow_of(kind: str) -> Flow[..., str]:
@@ -38,7 +40,9 @@ def _flow_of(kind: str) -> Flow[..., str]:
                 for earlier in stages(context.config)[:-1]:
                     run_stage(earlier, only_kept=True)
             run_stage(stage)
-            artifacts.stage_table(context.record, stage)
+            # In a recipe the evaluation after it knows more.
+            if alone or not kind_of(context.config.stages[stage]).trains:
+                artifacts.stage_table(context.record, stage)
             return context.run
 
     return one_stage

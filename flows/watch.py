@@ -82,18 +82,6 @@ def is_open() -> bool:
     return _context.get() is not None
 
 
-def through(config: RecipeConfig, name: str) -> list[str]:
-    """A stage, after all before it.
-
-    Raises:
-        ValueError: the recipe has no such stage; names those that it has.
-    """
-    known = list(config.stages)
-    if name not in known:
-        raise ValueError(f"recipe {config.name} has no stage {name}; it has: {', '.join(known)}")
-    return known[: known.index(name) + 1]
-
-
 @contextmanager
 def run_of(
     recipe: str,

@@ -56,15 +56,26 @@ def notices(event: Report) -> None:
         print(f"{event.phase}: {event.result}", file=sys.stderr)
 
 
+def through(config: RecipeConfig, name: str) -> list[str]:
+    """A stage, after all before it.
+
+    Raises:
+        ValueError: the recipe has no such stage; names those that it has.
+    """
+    known = list(config.stages)
+    if name not in known:
+        raise ValueError(f"recipe {config.name} has no stage {name}; it has: {', '.join(known)}")
+    return known[: known.index(name) + 1]
+
+
 def after_others(config: RecipeConfig, name: str, run: str, listener: Listener) -> StageRecord:
     """A stage with what those before it have left, as part of a run that is about it. Returns its part of the record.
 
     Raises:
         ValueError: the recipe has no such stage, or one before it does not lie ready; names it.
     """
-    if name not in config.stages:
-        raise ValueError(f"recipe {config.name} has no stage {name}; it has: {', '.join(config.stages)}")
-    return _run(config, _before(config, name), name, run, listener)
+    *before, _ = through(config, name)
+    return _run(config, before, name, run, listener)
 
 
 def evaluated_after(config: RecipeConfig, label: str, run: str, listener: Listener) -> Accuracy:
@@ -78,15 +89,9 @@ def evaluated_after(config: RecipeConfig, label: str, run: str, listener: Listen
         raise ValueError(f"nothing of recipe {config.name} is evaluated as {label}; there are: {', '.join([BASE, *training])}")
     from tasks import stages  # torch
 
-    with _ready(config, [] if label == BASE else [*_before(config, label), label], (), run, listener) as context:
+    with _ready(config, [] if label == BASE else through(config, label), (), run, listener) as context:
         stages.evaluate(context, label)
         return context.accuracy
-
-
-def _before(config: RecipeConfig, name: str) -> list[str]:
-    """The stages before this one."""
-    names = list(config.stages)
-    return names[: names.index(name)]
 
 
 def of_first_weights(config: RecipeConfig, name: str, run: str, listener: Listener) -> StageRecord:
