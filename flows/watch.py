@@ -23,7 +23,7 @@ from rich.console import Console
 
 from flows import artifacts
 from flows.display import Display
-from flows.run import checked, terminable
+from flows.run import TERMINATED, checked, terminable
 from flows.terminal import captured
 from tasks import record, show, workspace
 from tasks.compose import compose
@@ -168,6 +168,9 @@ def _limited(seconds: float | None) -> Iterator[None]:
             yield
     except OutOfTimeError:
         raise OutOfTimeError(f"stopped after {seconds:g} s (timeout_seconds)") from None
+    except TerminationSignal as error:
+        # Prefect's word for what the record knows as this one.
+        raise SystemExit(TERMINATED) from error
 
 
 def _name(flow_run: str | None, name: str) -> None:

@@ -189,6 +189,7 @@ def test_a_schedule_fires(deployed: Up) -> None:
     httpx.delete(f"{deployed.api}/deployments/{entry}/schedules/{made[0]['id']}", timeout=PATIENCE)
 
 
+@pytest.mark.timeout(1200)
 def test_a_killed_recipe_says_so_and_goes_on_at_the_stage_that_was_killed(deployed: Up) -> None:
     """Mutations: no hook (MLflow says RUNNING); a new fingerprint for each attempt (sft is made again)."""
     from mlflow import MlflowClient

@@ -36,6 +36,17 @@ def test_a_run_is_stopped_when_its_time_is_over() -> None:
         pass
 
 
+def test_a_cancelled_run_is_recorded_as_terminated() -> None:
+    """Mutation: let Prefect's signal through to the record."""
+    from prefect.exceptions import TerminationSignal
+
+    from tasks.failure import reason
+
+    with pytest.raises(SystemExit) as ended, _limited(None):
+        raise TerminationSignal(15)
+    assert (ended.value.code, reason(ended.value)) == (143, "terminated")
+
+
 def test_stages_through_one() -> None:
     config = compose(["recipe=grpo_tiny"])
     assert through(config, "rl") == ["sft", "rl"]
