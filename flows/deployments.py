@@ -32,7 +32,7 @@ MOST_SECONDS = {"cpu": 4 * HOUR, "gpu": 14 * 24 * HOUR}
 """A run that takes longer is stopped: the longest of the small recipes takes half an hour, of the published ones some days."""
 NIGHTS = {"cpu": ("0 2 * * *", 4 * HOUR, "every night"), "gpu": ("0 2 * * 6", 48 * HOUR, "every Saturday")}
 """Schedule, budget in seconds, and the schedule in words."""
-EXAMPLE = {"cpu": "grpo_tiny", "gpu": "gsm8k_qwen2_5_0_5b"}
+EXAMPLE = {"cpu": "polaris_tiny", "gpu": "polaris_qwen3_4b"}
 """Recipe that a deployment of a single part is about, where the person who starts it names no other."""
 PARTS = {
     "data": "a recipe's model and data, made and checked",
@@ -70,13 +70,15 @@ def _recipes() -> Iterator[dict[str, Any]]:
 
 def _parts() -> Iterator[dict[str, Any]]:
     for pool in POOLS:
-        stages: dict[str, str] = {stage.kind: name for name, stage in compose([f"recipe={EXAMPLE[pool]}"]).stages.items()}
+        written = compose([f"recipe={EXAMPLE[pool]}"]).stages
+        # The first of each kind.
+        stages: dict[str, str] = {stage.kind: name for name, stage in reversed(written.items())}
         for flow, what in PARTS.items():
             parameters: dict[str, Any] = {"recipe": EXAMPLE[pool]}
             if flow in KINDS:
                 parameters["stage"] = stages.get(flow, flow)
             if flow == "evaluation":
-                parameters["label"] = list(stages.values())[-1]
+                parameters["label"] = list(written)[-1]
             parameters |= {"overrides": [], "timeout_seconds": MOST_SECONDS[pool]}
             yield _deployment(flow, pool, pool, what, parameters)
 

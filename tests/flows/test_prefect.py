@@ -145,7 +145,9 @@ def test_what_a_deployment_does_not_take_is_refused_before_there_is_a_run(deploy
 
 
 def test_a_run_that_a_person_starts_is_waited_for_and_leaves_small_results(deployed: Up) -> None:
-    done = deployed.prefect("deployment", "run", "data/cpu", "--param", f"overrides={json.dumps(OVERRIDES)}", "--watch")
+    done = deployed.prefect(
+        "deployment", "run", "data/cpu", "--param", "recipe=grpo_tiny", "--param", f"overrides={json.dumps(OVERRIDES)}", "--watch"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (record,) = deployed.records()
     assert (record["status"], record["recipe"], record["stages"]) == ("finished", "grpo_tiny", [])
@@ -231,7 +233,7 @@ def test_a_killed_recipe_says_so_and_goes_on_at_the_stage_that_was_killed(deploy
 
 def test_one_part_of_a_recipe_uses_what_lies_ready(deployed: Up) -> None:
     """Runs after the recipe. Mutation: the parts fingerprint another way."""
-    flow_run = deployed.start("evaluation/cpu", label="rl", overrides=RECIPE)
+    flow_run = deployed.start("evaluation/cpu", recipe="grpo_tiny", label="rl", overrides=RECIPE)
     assert deployed.ended(flow_run)["state_type"] == "COMPLETED"
     record = next(record for record in deployed.records() if record["flow_run"] == flow_run)
     assert all(stage["reused_from"] for stage in record["stages"])
