@@ -2,14 +2,19 @@
 
 import json
 import math
+import os
 from collections.abc import Collection, Mapping
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
+from small_recipe import SMALL
 
 from engine.events import StageStarted, StepFinished
 from engine.statistics import Interval
-from tasks import journal, record, workspace
+from tasks import journal, record, reference, workspace
 from tasks.accuracy import Accuracy
+from tasks.compose import compose
 from tasks.config import RecipeConfig
 from tasks.journal import EvaluationFinished
 from tasks.lineage import resolve
@@ -101,3 +106,19 @@ def synthetic_run(
 def as_json(text: str) -> dict:
     """What a program would read of it: no NaN outside of strings."""
     return json.loads(text, parse_constant=lambda constant: (_ for _ in ()).throw(ValueError(constant)))
+
+
+WIDE = 3.0
+"""Seeds of such a spread that whatever the small recipe learns lies between them."""
+
+
+def store(root: Path, name: str, *overrides: str, spread: float = WIDE, seconds: float = 1.0) -> list[str]:
+    """Writes a reference of the small recipe; returns its overrides."""
+    settings = [*SMALL[1:], f"name={name}", *overrides]
+    config = compose([SMALL[0], *settings])
+    with mock.patch.dict(os.environ, {"ALMANAC_ROOT": str(root)}):
+        seeded = [config.model_copy(update={"seed": seed}) for seed in range(1, 7)]
+        names = [f"{name}-20261101-0000{one.seed:02}" for one in seeded]
+        runs = [synthetic_run(one, run, spread=spread, loudness=spread) for one, run in zip(seeded, names, strict=True)]
+        reference.write(reference.build(config, "grpo_tiny", settings, runs).model_copy(update={"seconds": seconds}))
+    return settings

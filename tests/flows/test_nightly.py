@@ -1,32 +1,12 @@
 """Nights on the real parts: the command, Prefect, and runs in processes of their own. The references are of runs that never ran."""
 
 import json
-import os
 from pathlib import Path
-from unittest import mock
 
 import psutil
 import pytest
-from small_recipe import SMALL, Almanac
-from synthetic_runs import synthetic_run
-
-from tasks import reference
-from tasks.compose import compose
-
-WIDE = 3.0
-"""Seeds of such a spread that whatever the small recipe learns lies between them."""
-
-
-def store(almanac: Almanac, name: str, *overrides: str, spread: float = WIDE, seconds: float = 1.0) -> list[str]:
-    """Writes a reference of the small recipe; returns its overrides."""
-    settings = [*SMALL[1:], f"name={name}", *overrides]
-    config = compose([SMALL[0], *settings])
-    with mock.patch.dict(os.environ, {"ALMANAC_ROOT": str(almanac.root)}):
-        seeded = [config.model_copy(update={"seed": seed}) for seed in range(1, 7)]
-        names = [f"{name}-20261101-0000{one.seed:02}" for one in seeded]
-        runs = [synthetic_run(one, run, spread=spread, loudness=spread) for one, run in zip(seeded, names, strict=True)]
-        reference.write(reference.build(config, "grpo_tiny", settings, runs).model_copy(update={"seconds": seconds}))
-    return settings
+from small_recipe import Almanac
+from synthetic_runs import store
 
 
 def verdict(almanac: Almanac) -> dict:
@@ -42,8 +22,8 @@ def almanac(tmp_path: Path) -> Almanac:
 
 def test_a_night_runs_its_recipes_and_judges_them(almanac: Almanac) -> None:
     """Mutation: judge before the run ended, or give the run the reference's seed; or let a recipe that was not started count as worse."""
-    store(almanac, "small")
-    store(almanac, "endless", seconds=1e6)
+    store(almanac.root, "small")
+    store(almanac.root, "endless", seconds=1e6)
     done = almanac("nightly", "small", "endless", "--budget-seconds", "400", timeout=560)
     assert done.returncode == 0, done.stdout + done.stderr
     found = verdict(almanac)
@@ -63,7 +43,7 @@ def test_a_night_runs_its_recipes_and_judges_them(almanac: Almanac) -> None:
 
 def test_a_run_is_stopped_when_the_budget_is_spent_and_something_worse_is_said(almanac: Almanac) -> None:
     """The loss of the reference's seeds is 1, within a hundredth; what a run has before it learnt anything is 3. Mutation: leave the deadline out."""
-    store(almanac, "endless", "stages.sft.steps=100000", "stages.rl.steps=2", spread=0.01)
+    store(almanac.root, "endless", "stages.sft.steps=100000", "stages.rl.steps=2", spread=0.01)
     before = set(psutil.pids())
     done = almanac("nightly", "endless", "--budget-seconds", "150")
     assert done.returncode in (0, 1), done.stdout + done.stderr
@@ -78,7 +58,7 @@ def test_a_run_is_stopped_when_the_budget_is_spent_and_something_worse_is_said(a
 
 def test_bad_input_of_any_recipe_is_told_before_anything_starts(almanac: Almanac) -> None:
     """Mutation: check a recipe when its turn comes."""
-    store(almanac, "small")
+    store(almanac.root, "small")
     path = almanac.root / "conf" / "reference" / "small.json"
     path.write_text(path.read_text().replace('"stages.sft.steps=100"', '"stages.sft.steps=101"'))
     done = almanac("nightly", "small", "grpo_tiny", "smal", "--budget-seconds", "400")

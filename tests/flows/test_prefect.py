@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 from small_recipe import SMALL, Almanac
+from synthetic_runs import store
 
 from flows.deployments import ZOMBIES
 
@@ -238,6 +239,16 @@ def test_one_part_of_a_recipe_uses_what_lies_ready(deployed: Up) -> None:
     record = next(record for record in deployed.records() if record["flow_run"] == flow_run)
     assert all(stage["reused_from"] for stage in record["stages"])
     assert record["stages"][-1]["gain"] is not None
+
+
+def test_a_night_begins_by_itself_over_all_references(deployed: Up) -> None:
+    """Mutation: `names` only; or the references of the other pool. The reference takes longer than a night has, so that nothing is run."""
+    store(deployed.almanac.root, "endless", seconds=1e6)
+    flow_run = deployed.start("nightly/cpu")
+    assert deployed.ended(flow_run)["state_type"] == "COMPLETED"
+    (night,) = [artifact for artifact in deployed.all("artifacts") if artifact["key"] == "night"]
+    assert "| endless | insufficient | not started | a run takes 1000000 s" in night["data"]
+    assert list((deployed.almanac.root / ".work" / "nightly").glob("*/report.html"))
 
 
 def test_when_one_service_dies_the_others_end_and_the_command_says_which(tmp_path: Path) -> None:
