@@ -1,5 +1,6 @@
 """Groups without signal, rescue and truncated answers in the whole loop, on two ranks."""
 
+import pickle
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from probe import restore, weights
 from toy import prompt
 
+from engine.batch import concat
 from engine.config import OptimizerConfig, RewardConfig, RLStageConfig, StageTrainingConfig
 from engine.events import PromptsScored, SamplesGenerated, StepFinished, StepTraced, WeightsSynchronised
 from engine.prompts import Prompt
@@ -126,15 +128,19 @@ def test_dropped_groups_are_in_no_denominator(session: Session) -> None:
 
 
 def test_substitutes_are_trained_on_and_not_measured(session: Session) -> None:
-    settings: dict[str, Any] = {"prompts_per_step": 8, "samples_per_prompt": 4}
-    kept, substituted = run(session, **settings), run(session, groups={"kind": "substitute", "least_fraction": 0.1}, **settings)
+    settings: dict[str, Any] = {"stage": "substituted", "prompts_per_step": 8, "samples_per_prompt": 4}
+    kept = run(session, **settings)
+    substituted = run(session, groups={"kind": "substitute", "least_fraction": 0.1}, keep_calls_every_steps=1, **settings)
     (before,), (after,) = metrics(kept), metrics(substituted)
     groups = drawn(kept)[0].values()
     assert drawn(substituted) == drawn(kept)
     assert after["data/substituted_groups"] == sum(not with_signal(group) for group in groups) > 0
     for name in ("reward/mean", "reward/std", "response/tokens_mean", "data/zero_signal_groups"):
         assert after[name] == before[name]
-    # More groups with a gradient, as many tokens. Mutation: substitutes that are not trained on.
+    # As many groups, each with a gradient. Mutations: substitutes that are not trained on; groups that are left out instead.
+    (operation,) = [one for one in kept_operations(step_directory(session.directory, "substituted", 1)) if one.operator == "advantage"]
+    advantages = concat([pickle.loads(file.read_bytes()).result for file in operation.files]).tensors["advantages"]
+    assert advantages.any(dim=1).tolist() == [True] * 8 * 4
     assert after["policy/gradient_norm"] > before["policy/gradient_norm"]
 
 
