@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(DEVICE)
 RECIPE ?= polaris_tiny
 
-.PHONY: help setup run repro dvc test test-unit test-parity test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-cost bench-formulas bench-mechanisms bench-memory bench-nightly bench-packing bench-regressions bench-reshard lock clean
+.PHONY: help setup run repro dvc test test-unit test-parity test-engine test-flows lint type format docs bench bench-algorithms bench-batch bench-controller bench-cost bench-formulas bench-mechanisms bench-memory bench-nightly bench-overhead bench-packing bench-regressions bench-reshard lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -84,6 +84,9 @@ bench-memory: $(READY)  ## memory of log-probs, all logits at once beside in par
 
 bench-nightly: $(READY)  ## false alarms and power of the nightly test, simulated, some minutes
 	$(BIN)/python bench/nightly.py
+
+bench-overhead: $(READY)  ## what Prefect, MLflow, DVC and validation add to the main job, ten minutes
+	$(BIN)/python bench/overhead.py
 
 bench-packing: $(READY)  ## training without padding beside padded, and the balance of ranks, some minutes
 	$(BIN)/python bench/packing.py
