@@ -16,6 +16,8 @@ MOST_POINTS = 400
 COLOURS = 8
 SMALL, MOST_DIGITS = 1e-3, 7
 """Numbers below the one are written with an exponent."""
+ROUNDING = 1e-9
+"""Relative difference below which values are the same."""
 LETTER = 6.2
 """Mean width of a character, in pixels, generously."""
 
@@ -133,7 +135,9 @@ def lines(
     shown = [value for one in curves for value in one.ys] + [value for band in bands for value in (*band.low, *band.high)]
     finite = [value for value in shown if math.isfinite(value)] or [0.0]
     low, high = min(finite), max(finite)
-    margin = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
+    # A mean of equal values differs from them by rounding, which is no curve.
+    flat = high - low <= ROUNDING * max(abs(high), abs(low))
+    margin = (0.05 * abs(high) or 1.0) if flat else 0.06 * (high - low)
     # What is never negative has no axis below 0.
     low, high = low - margin if low < 0 else max(0.0, low - margin), high + margin
     xs = [x for one in curves for x in one.xs] + [x for band in bands for x in band.xs] or [0.0]

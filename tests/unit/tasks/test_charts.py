@@ -115,3 +115,9 @@ def test_histograms_count_each_column_over_one_axis() -> None:
 @pytest.mark.parametrize("columns", [{}, {"a": []}, {"a": [0.0]}])
 def test_nothing_to_count_is_no_error(columns: dict[str, list[float]]) -> None:
     assert "nan" not in charts.histograms(columns)
+
+
+def test_rounding_is_no_curve() -> None:
+    """Mutation: scale the axis to it: a constant learning rate falls at both ends."""
+    (points,) = polylines(charts.lines([Line(css="line c0", xs=[1, 2, 3], ys=[3e-5, 3e-5 * (1 + 1e-12), 3e-5])]))
+    assert len({y for _, y in points}) == 1
