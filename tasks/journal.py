@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +43,11 @@ class DatasetUsed:
     source: str
     """File or name of the generator."""
     used_by: Sequence[str]
-    """Names of the stages that read it; `evaluation` for the evaluations."""
+    """Names of the stages that read it, and `evaluation` for the evaluations: their runs show it too."""
+    md5: str = ""
+    """Of the file, which is what DVC knows it by; empty where there is no file."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Type of each column, as Arrow names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

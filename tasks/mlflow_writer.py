@@ -340,5 +340,7 @@ def _dataset_input(event: DatasetUsed) -> DatasetInput:
         source_type="local",
         source=json.dumps({"uri": event.source}),
         profile=json.dumps({"num_rows": event.rows}),
+        schema=json.dumps({"mlflow_colspec": [{"name": name, "type": kind} for name, kind in event.columns.items()]}) if event.columns else None,
     )
-    return DatasetInput(dataset, tags=[InputTag(MLFLOW_DATASET_CONTEXT, event.context)])
+    tags = [InputTag(MLFLOW_DATASET_CONTEXT, event.context)]
+    return DatasetInput(dataset, tags=[*tags, InputTag("dvc.md5", event.md5)] if event.md5 else tags)

@@ -11,6 +11,7 @@ import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
+import pyarrow.parquet as parquet
 from transformers import AutoTokenizer
 
 from engine import model
@@ -25,6 +26,7 @@ from tasks.context import RunContext
 from tasks.data import PreparedData
 from tasks.dvc_graph import PLOTS, SCORED, STEPS, evaluation_unit
 from tasks.engines import Weights
+from tasks.journal import DatasetUsed
 from tasks.lineage import hold_file, hold_inputs, hold_modules
 from tasks.outputs import MODEL, OUTPUT, DamagedOutputError, Output, Place, file_entry
 from tasks.problems import ConfigurationError
@@ -78,10 +80,19 @@ def prepare_data(context: RunContext) -> None:
         context.publication.data()
         for split, rows in context.data.rows.items():
             used_by = [EVALUATION] if split == "test" else _stages_that_read(config, split)
-            training = split in ("sft", "train")
-            kind = "training" if training else split
-            source = str(context.data.path(split))
-            context.tracker.log_dataset(f"{config.name}/{split}", context.data.digests[split], rows, kind, source, used_by)
+            file = context.data.path(split)
+            context.tracker.log_dataset(
+                DatasetUsed(
+                    name=f"{config.name}/{split}",
+                    digest=context.data.digests[split],
+                    rows=rows,
+                    context="training" if split in ("sft", "train") else split,
+                    source=str(file),
+                    used_by=used_by,
+                    md5=_md5(file),
+                    columns={column.name: str(column.type) for column in parquet.read_schema(file)},
+                )
+            )
         for split, counts in context.data.dropped.items():
             if counts.get("too_long"):
                 limit = config.max_evaluation_prompt_tokens()
@@ -295,6 +306,12 @@ def prepared(config: RecipeConfig, model_directory: Path) -> PreparedData:
         lambda messages: len(render_prompt(tokenizer, messages)),
         counted_by=hashlib.sha256(json.dumps(content).encode()).hexdigest(),
     )
+
+
+def _md5(path: Path) -> str:
+    """Of a file: not to trust it by, but to find it by where DVC names it so."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def _stages_that_read(config: RecipeConfig, split: str) -> list[str]:

@@ -156,12 +156,9 @@ class Tracker:
             self._look_at(events, event.stage)
             self._draw(plots.stage_figures(events, event.stage), event.stage)
 
-    def log_dataset(self, name: str, digest: str, rows: int, context: str, source: str, used_by: Sequence[str] = ()) -> None:
-        """A split that the run reads. `context`: training, validation or test. `used_by`: stages, and `evaluation`, that show it too.
-
-        Call it before they start.
-        """
-        self._log(DatasetUsed(name=name, digest=digest, rows=rows, context=context, source=source, used_by=list(used_by)))
+    def log_dataset(self, used: DatasetUsed) -> None:
+        """A split that the run reads; call it before the stages that do."""
+        self._log(used)
 
     def log_base_model(self, directory: Path, digest: str) -> None:
         """The weights that the run starts from; call it before they are evaluated."""

@@ -95,6 +95,10 @@ def test_mlflow_holds_a_parent_with_a_child_for_each_stage(shown: dict) -> None:
     assert {model.source_run_id for model in models} == {*trained, parent.info.run_id}, "the parent's is the base model"
     assert [one.model_id for one in parent.inputs.model_inputs] == [one.model_id for one in models if one.source_run_id == parent.info.run_id]
     assert undocumented(name for run in children for name in run.data.metrics) == []
+    train = next(found for found in parent.inputs.dataset_inputs if found.dataset.name == "grpo_tiny/train")
+    file = Path(json.loads(train.dataset.source)["uri"])
+    assert hashlib.md5(file.read_bytes()).hexdigest() in {tag.value for tag in train.tags}
+    assert "prompt" in {column["name"] for column in json.loads(train.dataset.schema)["mlflow_colspec"]}
 
 
 def test_a_model_is_followed_back_to_its_data(shown: dict, almanac: Almanac) -> None:

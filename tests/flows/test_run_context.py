@@ -13,6 +13,7 @@ from engine.events import StageFinished, StageStarted, StepFinished, WeightsSync
 from engine.reshard.ledger import Ledger
 from tasks import compose, context, record, stages, workspace
 from tasks.context import RunContext, add_step, open_run
+from tasks.journal import DatasetUsed
 from tasks.lineage import ChangedInputError, Lineage
 from tasks.progress import FINISH, PhaseFinished, PhaseStarted
 from tasks.record import StageRecord, Synchronisations
@@ -41,8 +42,8 @@ class Notes:
     def log_base_model(self, directory: object, digest: object) -> None:
         told.append(("base model", digest))
 
-    def log_dataset(self, *dataset: object) -> None:
-        told.append(("dataset", dataset[0]))
+    def log_dataset(self, used: DatasetUsed) -> None:
+        told.append(("dataset", used.name))
 
 
 @pytest.fixture(autouse=True)

@@ -21,11 +21,13 @@ from mlflow.exceptions import MlflowException
 from engine.events import EvaluationProgressed, SamplesGenerated, StageFinished, StageStarted, StepFinished
 from tasks import journal, mlflow_writer, tracker_location
 from tasks.config import RecipeConfig
+from tasks.journal import DatasetUsed
 from tasks.lineage import Lineage
 from tasks.record import ProcessIdentity, RunRecord, StageRecord
 from tasks.tracking import Tracker
 
 OPTIMIZER = {"optimizer": {"learning_rate": 1e-3}}
+TEST_SPLIT = DatasetUsed(name="sums-test", digest="2" * 64, rows=2, context="test", source="data/test.parquet", used_by=["evaluation"])
 CONFIG = RecipeConfig.model_validate(
     {
         "name": "tiny",
@@ -142,8 +144,9 @@ def artifacts(client: MlflowClient, run: Run, directory: str = "") -> set[str]:
 def test_a_whole_run_arrives(root: Path, client: MlflowClient) -> None:
     run = record()
     with Tracker(CONFIG, run) as tracker:
-        tracker.log_dataset("sums-train", "1" * 64, 10, "training", "data/train.parquet", used_by=["rl"])
-        tracker.log_dataset("sums-test", "2" * 64, 2, "test", "data/test.parquet", used_by=["evaluation"])
+        of_train = {"name": "sums-train", "digest": "1" * 64, "rows": 10, "context": "training", "source": "data/train.parquet", "used_by": ["rl"]}
+        tracker.log_dataset(DatasetUsed(**of_train, md5="4" * 32, columns={"prompt": "string"}))
+        tracker.log_dataset(TEST_SPLIT)
         tracker.log_base_model(model(root), "3" * 64)
         tracker.emit(EvaluationProgressed(label="base", done=1, total=2))
         tracker.log_evaluation(evaluation("base", 0.0))
@@ -177,8 +180,11 @@ def test_a_whole_run_arrives(root: Path, client: MlflowClient) -> None:
 
     inputs = {item.dataset.name: item for item in parent.inputs.dataset_inputs}
     assert inputs["sums-test"].dataset.digest == "2" * 36
+    # Mutation: leave out what DVC knows the file by.
+    assert {tag.key: tag.value for tag in inputs["sums-train"].tags} == {"mlflow.data.context": "training", "dvc.md5": "4" * 32}
+    assert json.loads(inputs["sums-train"].dataset.schema) == {"mlflow_colspec": [{"name": "prompt", "type": "string"}]}
     assert json.loads(inputs["sums-train"].dataset.profile) == {"num_rows": 10}
-    assert {item.tags[0].value for item in inputs.values()} == {"training", "test"}
+    assert {tag.value for item in inputs.values() for tag in item.tags if tag.key == "mlflow.data.context"} == {"training", "test"}
     assert [item.dataset.name for item in found_runs["rl"].inputs.dataset_inputs] == ["sums-train"]
 
     # A search leaves models out.
@@ -200,7 +206,7 @@ def test_runs_from_the_same_weights_share_their_base_model(root: Path, client: M
 
 def test_metrics_of_steps_and_evaluations(root: Path, client: MlflowClient) -> None:
     with Tracker(CONFIG, record()) as tracker:
-        tracker.log_dataset("sums-test", "2", 2, "test", "test.parquet", used_by=["evaluation"])
+        tracker.log_dataset(TEST_SPLIT)
         tracker.log_evaluation(evaluation("base", 0.0))
         train(tracker, "sft", "sft", 2)
         tracker.log_model("sft", 2, model(root))
