@@ -1,28 +1,48 @@
 """The same recipe on a Ray cluster of two nodes that was there before: one group over both, and groups divided by node."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ray.cluster_utils import Cluster
 from small_recipe import SMALL, Almanac
 
 OBJECT_STORE_BYTES = 100 * 2**20
 SMALLER = ["stages.sft.steps=20", "data.chain_sum.test_rows=8", "stages.rl.steps=1"]
 
 
+CLUSTER = f"""
+import sys
+from ray.cluster_utils import Cluster
+
+node = {{"object_store_memory": {OBJECT_STORE_BYTES}, "num_cpus": 2}}
+cluster = Cluster(initialize_head=True, head_node_args={{**node, "resources": {{"first": 8}}, "include_dashboard": False}})
+cluster.add_node(**node, resources={{"second": 8}})
+cluster.wait_for_nodes()
+print("address", cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+
+
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    """Two nodes on this machine, of two CPUs each; a group of three ranks needs both."""
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 2, "resources": {"first": 8}, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False},
-    )
-    cluster.add_node(num_cpus=2, resources={"second": 8}, object_store_memory=OBJECT_STORE_BYTES)
-    cluster.wait_for_nodes()
-    yield cluster.address
-    cluster.shutdown()
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Two nodes on this machine, of two CPUs each; a group of three ranks needs both.
+
+    In a process of its own, without Ray's variables: one that had another cluster before has been told by Ray to ask for tokens, which a driver
+    without that variable has not.
+    """
+    environment = Almanac(tmp_path_factory.mktemp("cluster")).environment()
+    process = subprocess.Popen([sys.executable, "-c", CLUSTER], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield next(line.split()[1] for line in process.stdout if line.startswith("address "))
+    finally:
+        process.stdin.close()
+        process.wait(60)
 
 
 def nodes(root: Path) -> dict[str, set[str]]:
