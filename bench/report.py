@@ -10,10 +10,18 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 
 
+OF_RUNS = (":(exclude)dvc.lock", ":(exclude)results")
+"""What runs bring up to date themselves is no code."""
+
+
 def commit() -> str:
     """The code's commit, with `-dirty` where it differs from that."""
-    found = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=40"], cwd=ROOT, capture_output=True, text=True, check=True)
-    return found.stdout.strip()
+    dirty = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *OF_RUNS)
+    return _git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], words: int = 1) -> str:
