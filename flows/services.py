@@ -77,7 +77,8 @@ def running(prefect_port: int, mlflow_port: int) -> Iterator[tuple[Addresses, li
     if own_mlflow:
         check_port(mlflow_port, "--mlflow-port")
     prefect, mlflow = f"http://127.0.0.1:{prefect_port}", f"http://127.0.0.1:{mlflow_port}" if own_mlflow else uri
-    environment = os.environ | {"PREFECT_API_URL": f"{prefect}/api", "PREFECT_UI_API_URL": f"{prefect}/api", MLFLOW_PAGES: mlflow}
+    addresses = {"PREFECT_API_URL": f"{prefect}/api", "PREFECT_UI_API_URL": f"{prefect}/api", MLFLOW_PAGES: mlflow}
+    environment = workspace.HEARTBEATS | os.environ | addresses
     services: list[Service] = []
     with _follower() as follow:
         try:

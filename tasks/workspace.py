@@ -64,6 +64,10 @@ def lock_file() -> Path:
     return work_directory() / "run.lock"
 
 
+HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
+"""Seconds between signs of life of a flow run, for a server that outlives it. They cost a second at the end of every flow, nested ones too."""
+
+
 def quiet_environment() -> None:
     """Keep every library's state under the root, and its usage statistics and update checks off.
 
@@ -78,7 +82,6 @@ def quiet_environment() -> None:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         # The default of 20 s is too short for the first start on a slow machine.
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         # MLflow takes only the word `true`; Prefect takes it too.
         "DO_NOT_TRACK": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -91,5 +94,7 @@ def quiet_environment() -> None:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
+    if os.environ.get("PREFECT_API_URL"):
+        quiet |= HEARTBEATS
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
