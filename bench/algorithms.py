@@ -7,19 +7,16 @@ under .work/bench by commit, so that an interrupted benchmark goes on where it w
 """
 
 import argparse
-import json
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from report import RESULTS, ROOT, commit, table, write
+from report import ALMANAC, RESULTS, ROOT, newest, once, table, write
 
-from tasks.workspace import run_directory, work_directory
+from tasks.workspace import run_directory
 
-ALMANAC = Path(sys.executable).with_name("almanac")
 RECIPE = "grpo_tiny"
 BASELINE = "grpo"
 ALGORITHMS = [BASELINE, "dr_grpo", "rloo", "ppo", "gspo", "dapo", "cispo", "reinforce_plus_plus"]
@@ -35,27 +32,16 @@ def main() -> int:
     arguments = parser.parse_args()
 
     first = arguments.seeds[0]
-    model = once(f"sft-{first}", lambda: run(["stages.sft.steps=750", "~stages.rl", f"seed={first}"])["final_model"])
+    model = once("algorithms", f"sft-{first}", lambda: run(["stages.sft.steps=750", "~stages.rl", f"seed={first}"])["final_model"])
     start = ["~stages.sft", "model.architecture=null", f"model.path={model}"]
     arms = []
     for seed in arguments.seeds:
         for algorithm in arguments.algorithms:
             chosen = [f"seed={seed}", f"algorithm@stages.rl.algorithm={algorithm}"]
-            arms.append(once(f"{algorithm}-{seed}", partial(trained, algorithm, seed, [*start, *chosen])))
+            arms.append(once("algorithms", f"{algorithm}-{seed}", partial(trained, algorithm, seed, [*start, *chosen])))
     write("algorithms", arms, page(arms))
     draw(arms, RESULTS / "algorithms.png")
     return 0 if all(arm["gain_interval"][0] > 0 for arm in arms) else 1
-
-
-def once(name: str, measure: Callable[[], Any]) -> Any:
-    """What `measure` gives, or gave before with this commit."""
-    path = work_directory() / "bench" / f"algorithms-{commit()}" / f"{name}.json"
-    if not path.exists() or commit().endswith("-dirty"):
-        print(f"== {name}", flush=True)
-        found = measure()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found), encoding="utf-8")
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def trained(algorithm: str, seed: int, overrides: list[str]) -> dict[str, Any]:
@@ -66,8 +52,7 @@ def trained(algorithm: str, seed: int, overrides: list[str]) -> dict[str, Any]:
 def run(overrides: list[str]) -> dict[str, Any]:
     """One run of the recipe; what `almanac show` says of it."""
     subprocess.run([ALMANAC, "run", "--fresh", f"recipe={RECIPE}", *overrides], cwd=ROOT, check=True)
-    shown = subprocess.run([ALMANAC, "show", "latest", "--json"], check=True, capture_output=True, text=True, cwd=ROOT).stdout
-    return dict(json.loads(shown))
+    return newest()
 
 
 def measured(algorithm: str, seed: int, shown: dict[str, Any]) -> dict[str, Any]:

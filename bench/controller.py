@@ -6,18 +6,15 @@ Each arm is the main recipe's RL stage, cut short, as `almanac run` runs it; the
 docs/results/controller.{json,md}; exits with 1 when more than 1 % of a step's bytes pass through the controller.
 """
 
-import json
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-from report import ROOT, table, write
+from report import ALMANAC, ROOT, newest, table, write
 
 from engine.control.trace import Operation, Trace, covered, from_json
 
-ALMANAC = Path(sys.executable).with_name("almanac")
 SHORT = ["recipe=grpo_tiny", "stages.sft.steps=150", "stages.rl.steps=12", "evaluation.max_prompts=8"]
 KL = "stages.rl.algorithm.kl={coefficient: 0.01}"
 ARMS = {
@@ -41,7 +38,7 @@ def run_arm(name: str, overrides: list[str]) -> dict[str, Any]:
     """One run, and what its traces say."""
     print(f"== {name}", flush=True)
     subprocess.run([ALMANAC, "run", "--fresh", *SHORT, *overrides], cwd=ROOT, check=True)
-    shown = json.loads(subprocess.run([ALMANAC, "show", "latest", "--json"], check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+    shown = newest()
     files = sorted((ROOT / ".work" / "runs" / shown["run"] / "traces" / "rl").glob("step_??????.json"))
     traces = [from_json(file.read_text()) for file in files]
     return {

@@ -10,10 +10,9 @@ import json
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-from report import ROOT, commit, table, write
+from report import ALMANAC, ROOT, commit, newest, table, write
 
 from engine.events import StepFinished
 from tasks.compose import compose
@@ -22,7 +21,6 @@ from tasks.estimate import estimate
 from tasks.journal import read_events
 from tasks.workspace import run_directory
 
-ALMANAC = Path(sys.executable).with_name("almanac")
 COMMON = ["recipe=grpo_tiny", "stages.sft.steps=200", "stages.rl.steps=8", "evaluation.max_prompts=8", "evaluation.samples_per_prompt=1"]
 CASES = {
     "as it is": [],
@@ -53,7 +51,7 @@ def measured(name: str, overrides: list[str]) -> dict[str, Any]:
     """One run: seconds of its RL steps by phase, and its largest memory, beside what the models say."""
     print(f"== {name}", flush=True)
     subprocess.run([ALMANAC, "run", *overrides], check=True, cwd=ROOT)
-    shown = json.loads(subprocess.run([ALMANAC, "show", "latest", "--json"], check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+    shown = newest()
     events = read_events(run_directory(shown["run"]) / "events.jsonl")
     steps = [event.metrics for event in events if isinstance(event, StepFinished) and event.stage == "rl"][WARM:]
     config = compose(overrides)

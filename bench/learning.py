@@ -15,9 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from report import ROOT, write
+from report import ALMANAC, ROOT, newest, write
 
-ALMANAC = Path(sys.executable).with_name("almanac")
 RECIPE = "grpo_tiny"
 
 MINIMUM_GAIN = 0.15
@@ -76,7 +75,7 @@ def part_file(overrides: list[str]) -> Path | None:
 
 def newest_run(name: str, overrides: list[str], peak: float | None) -> dict[str, Any]:
     """What is compared of the newest run; `peak` is the memory of all its processes in GB, None where nobody looked."""
-    shown = json.loads(subprocess.run([ALMANAC, "show", "latest", "--json"], check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+    shown = newest()
     stages = {stage["name"]: stage for stage in shown["stages"]}
     rl = stages["rl"]
     return {

@@ -8,27 +8,26 @@ measured is kept under .work/bench by commit, so that an interrupted benchmark g
 """
 
 import argparse
-import json
 import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as parquet
-from report import ROOT, commit, table, write
+from report import ALMANAC, ROOT, commit, newest, once, table, write
 from scipy import stats
 
 from engine.events import StepFinished
 from tasks import difficulty
 from tasks.journal import EvaluationFinished, read_events
 from tasks.temperature_search import Search
-from tasks.workspace import run_directory, work_directory
+from tasks.workspace import run_directory
 
-ALMANAC = Path(sys.executable).with_name("almanac")
 SIZES = [
     "recipe=grpo_tiny",
     "name=mechanisms",
@@ -232,19 +231,18 @@ def main() -> int:
 
 def kept(name: str, seed: int) -> dict[str, float]:
     """What a mechanism's arms show with one seed, or showed before with this commit."""
-    path = work_directory() / "bench" / f"mechanisms-{commit()}" / f"{name}-{seed}.json"
-    if not path.exists():
-        print(f"== {name}, seed {seed}", flush=True)
-        found = MECHANISMS[name](lambda *overrides: ran([*SIZES, f"seed={seed}", *overrides]))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found), encoding="utf-8")
-    return dict(json.loads(path.read_text(encoding="utf-8")))
+    arms = partial(_arm, seed)
+    return dict(once("mechanisms", f"{name}-{seed}", lambda: MECHANISMS[name](arms)))
+
+
+def _arm(seed: int, *overrides: str) -> Ran:
+    return ran([*SIZES, f"seed={seed}", *overrides])
 
 
 def ran(overrides: Sequence[str]) -> Ran:
     """One run. Stages that lie ready are not run again, so that a second arm with the same settings costs nothing."""
     subprocess.run([ALMANAC, "run", *overrides], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    summary = json.loads(subprocess.run([ALMANAC, "show", "latest", "--json"], check=True, capture_output=True, text=True, cwd=ROOT).stdout)
+    summary = newest()
     return Ran(summary)
 
 
