@@ -63,9 +63,18 @@ def between(then: Lineage, now: Lineage) -> Differences:
 
 def different(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """What differs between two mappings of mappings, by dotted key."""
-    before, after = dict(_leaves(then)), dict(_leaves(now))
+    before, after = ({key: str(value) for key, value in leaves(one)} for one in (then, now))
     keys = sorted(before.keys() | after.keys())
     return [(key, before.get(key, "-"), after.get(key, "-")) for key in keys if before.get(key) != after.get(key)]
+
+
+def leaves(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """What stands in a mapping of mappings, by dotted key; an empty mapping is a value of its own."""
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item:
+            yield from leaves(item, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", item
 
 
 def _log(revisions: str) -> list[str]:
@@ -89,11 +98,3 @@ def _data(*lineages: Lineage) -> list[dict[str, Any]]:
         | ({"base model": one.base_model_digest} if model else {})
         for one in lineages
     ]
-
-
-def _leaves(value: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    for key, item in value.items():
-        if isinstance(item, Mapping) and item:
-            yield from _leaves(item, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", str(item)

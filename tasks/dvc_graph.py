@@ -16,6 +16,7 @@ from tasks import data, fingerprint, validate, workspace
 from tasks.compose import load_resolved, write_resolved
 from tasks.config import RecipeConfig
 from tasks.config_data import DataConfig
+from tasks.differences import leaves
 from tasks.problems import ConfigurationError, Problem
 from tasks.progress import BASE
 from tasks.stage_config import GIVEN, REFERENCES, StageConfig, kind_of, references
@@ -122,19 +123,12 @@ def write(config: RecipeConfig) -> list[Path]:
 
 def differences(config: RecipeConfig) -> list[str]:
     """In which keys params.yaml, and in which stages dvc.yaml, are not what this recipe makes them; a line each."""
-    ours, theirs = _flat(config.model_dump(mode="json")), _flat(read_params().model_dump(mode="json"))
+    ours, theirs = (dict(leaves(one.model_dump(mode="json"))) for one in (config, read_params()))
     keys = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
     found = [f"{PARAMS}: {key} is {theirs.get(key)}, and {ours.get(key)} in the recipe" for key in keys]
     if not graph_file().is_file() or graph_file().read_text(encoding="utf-8") != text(config):
         found.append(f"{GRAPH}: {', '.join(behind(config)) or 'what is beside the stages'}")
     return found
-
-
-def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """Values by dotted key."""
-    if not isinstance(settings, dict) or not settings:
-        return {prefix.rstrip("."): settings}
-    return {key: value for name, inner in settings.items() for key, value in _flat(inner, f"{prefix}{name}.").items()}
 
 
 def behind(config: RecipeConfig) -> list[str]:

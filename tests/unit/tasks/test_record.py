@@ -15,15 +15,6 @@ from tasks import record, workspace
 from tasks.lineage import Lineage
 from tasks.record import ProcessIdentity, RunRecord, StageRecord, Synchronisations
 
-CONFIG = {
-    "name": "tiny",
-    "description": "two steps",
-    "seed": 3,
-    "data": {"chain_sum": {}},
-    "model": {"architecture": {}},
-    "stages": {"sft": {"kind": "sft", "steps": 2, "training": {"optimizer": {"learning_rate": 1e-3}}}},
-}
-
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -1,12 +1,12 @@
 """A twin is the published recipe with other sizes: whatever else differs between the resolved configurations has to stand here, with its reason."""
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tasks.compose import compose
+from tasks.differences import leaves
 
 SIZES = {
     r"name|description": "who it is",
@@ -29,14 +29,6 @@ FOUND_ON_THE_MODEL = {
 }
 """Values that no model shares with another: `docs/recipes/README.md` has the measurements."""
 TWINS = {"polaris_tiny": ("polaris_qwen3_4b", SIZES | FOUND_ON_THE_MODEL), "dapo_tiny": ("dapo_qwen2_5_32b", SIZES)}
-
-
-def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from leaves(inner, (*path, key))
-    else:
-        yield ".".join(path), value
 
 
 def differences(twin: dict[str, Any], published: dict[str, Any]) -> set[str]:
