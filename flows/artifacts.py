@@ -87,8 +87,7 @@ def night_markdown(record: NightRecord, page: str) -> str:
     lines = [f"# Night {record.night}: {'something is worse' if record.worse else 'nothing is worse'}", ""]
     lines += ["| recipe | verdict | run | what |", "| --- | --- | --- | --- |"]
     for recipe in record.recipes:
-        worse = [f"{v.stage} {v.metric} ({v.statistic} {v.statistic_deviation:+.1f} sd)" for v in recipe.verdicts if v.verdict == "worse"]
-        what = "; ".join([*([recipe.reason] if recipe.reason else []), *worse]).replace("|", "\\|").replace("\n", " ")
+        what = "; ".join(recipe.why()).replace("|", "\\|").replace("\n", " ")
         lines.append(f"| {recipe.name} | {recipe.word} | {recipe.outcome} | {what} |")
     return "\n".join([*lines, "", f"Page with all curves: `{page}`"])
 

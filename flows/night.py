@@ -53,12 +53,5 @@ def _table(record: NightRecord) -> Table:
     for column in ("recipe", "verdict", "run", "what"):
         table.add_column(column)
     for recipe in record.recipes:
-        worse = [
-            f"{verdict.stage} {verdict.metric} ({verdict.statistic} {verdict.statistic_deviation:+.1f} sd)"
-            for verdict in recipe.verdicts
-            if verdict.verdict == "worse"
-        ]
-        table.add_row(
-            recipe.name, Text(recipe.word, COLOURS[recipe.word]), recipe.outcome, "\n".join([*([recipe.reason] if recipe.reason else []), *worse])
-        )
+        table.add_row(recipe.name, Text(recipe.word, COLOURS[recipe.word]), recipe.outcome, "\n".join(recipe.why()))
     return table

@@ -50,6 +50,11 @@ class RecipeNight(Stored):
         order: tuple[Words, ...] = ("worse", "insufficient", "better", "within")
         return "worse" if self.outcome == "failed" else next((word for word in order if word in words), "insufficient")
 
+    def why(self) -> list[str]:
+        """What a person should know beside the word, a line each: why it failed or was not started, and each metric that is worse."""
+        worse = [f"{v.stage} {v.metric} ({v.statistic} {v.statistic_deviation:+.1f} sd)" for v in self.verdicts if v.verdict == "worse"]
+        return [*([self.reason] if self.reason else []), *worse]
+
 
 class NightRecord(Stored):
     """One night."""
