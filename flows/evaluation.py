@@ -6,7 +6,7 @@ from flows import artifacts
 from flows.crash import HOOKS
 from flows.parameters import Override, RecipeName, Seconds
 from flows.units import create_model, evaluate, prepare_data, run_stage
-from flows.watch import is_open, run_of
+from flows.watch import run_of
 from tasks.config import RecipeConfig
 from tasks.progress import BASE
 from tasks.stage import through
@@ -15,9 +15,9 @@ from tasks.stage_config import kind_of
 
 @flow(name="evaluation", flow_run_name="evaluation {label} of {recipe}", **HOOKS)
 def evaluation(recipe: RecipeName, label: str = BASE, overrides: tuple[Override, ...] = (), timeout_seconds: Seconds | None = None) -> str:
-    """In a recipe: of the weights as they are now. By itself: of the first weights, and after each stage up to `label` as it lies ready.
+    """Of the first weights, and after each stage up to `label` as it lies ready. Returns the run's id.
 
-    Returns the run's id. An evaluation that lies ready, made from the same, is taken as it is.
+    An evaluation that lies ready, made from the same, is taken as it is.
 
     Args:
         recipe: file in conf/recipe.
@@ -29,18 +29,14 @@ def evaluation(recipe: RecipeName, label: str = BASE, overrides: tuple[Override,
     def stages(config: RecipeConfig) -> list[str]:
         return [] if label == BASE else through(config, label)
 
-    alone = not is_open()
     with run_of(recipe, overrides, about=stages, timeout_seconds=timeout_seconds) as context:
-        if alone:
-            create_model()
-            prepare_data()
-            evaluate(BASE)
-            for name in stages(context.config):
-                run_stage(name, only_kept=True)
-                if kind_of(context.config.stages[name]).trains:
-                    evaluate(name)
-        else:
-            evaluate(label)
+        create_model()
+        prepare_data()
+        evaluate(BASE)
+        for name in stages(context.config):
+            run_stage(name, only_kept=True)
+            if kind_of(context.config.stages[name]).trains:
+                evaluate(name)
         if label != BASE:
             artifacts.stage_table(context.record, label)
         return context.run

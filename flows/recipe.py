@@ -1,12 +1,13 @@
 """A recipe, stage by stage."""
 
+from contextlib import nullcontext
+
 from prefect import flow
 
+from flows import artifacts
 from flows.crash import HOOKS
-from flows.data import data
-from flows.evaluation import evaluation
 from flows.parameters import Override, RecipeName, Seconds
-from flows.stage import FLOWS
+from flows.units import beside, create_model, evaluate, prepare_data, run_stage, validate_data
 from flows.watch import run_of
 from tasks.progress import BASE
 from tasks.stage_config import kind_of
@@ -25,10 +26,14 @@ def recipe(recipe: RecipeName, overrides: tuple[Override, ...] = (), fresh: bool
         timeout_seconds: after so many the run is stopped; never without it.
     """
     with run_of(recipe, overrides, fresh=fresh, timeout_seconds=timeout_seconds) as context:
-        data(recipe, overrides)
-        evaluation(recipe, BASE, overrides)
+        create_model()
+        prepare_data()
+        # Nothing is trained on data that are not fit; what the first weights are worth may be asked meanwhile.
+        with beside(validate_data) if context.config.data.quality != "off" else nullcontext():
+            evaluate(BASE)
         for name, stage in context.config.stages.items():
-            FLOWS[stage.kind](recipe, name, overrides)
+            run_stage(name)
             if kind_of(stage).trains:
-                evaluation(recipe, name, overrides)
+                evaluate(name)
+            artifacts.stage_table(context.record, name)
         return context.run

@@ -78,7 +78,7 @@ def running(prefect_port: int, mlflow_port: int) -> Iterator[tuple[Addresses, li
         check_port(mlflow_port, "--mlflow-port")
     prefect, mlflow = f"http://127.0.0.1:{prefect_port}", f"http://127.0.0.1:{mlflow_port}" if own_mlflow else uri
     addresses = {"PREFECT_API_URL": f"{prefect}/api", "PREFECT_UI_API_URL": f"{prefect}/api", MLFLOW_PAGES: mlflow}
-    environment = workspace.HEARTBEATS | os.environ | addresses
+    environment = os.environ | addresses
     services: list[Service] = []
     with _follower() as follow:
         try:

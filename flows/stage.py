@@ -6,10 +6,9 @@ from flows import artifacts
 from flows.crash import HOOKS
 from flows.parameters import Override, RecipeName, Seconds
 from flows.units import create_model, prepare_data, run_stage
-from flows.watch import is_open, run_of
+from flows.watch import run_of
 from tasks.config import RecipeConfig
 from tasks.stage import through
-from tasks.stage_config import kind_of
 
 
 def _flow_of(kind: str) -> Flow[..., str]:
@@ -17,7 +16,7 @@ def _flow_of(kind: str) -> Flow[..., str]:
 
     @flow(name=kind, flow_run_name="{stage} of {recipe}", **HOOKS)
     def one_stage(recipe: RecipeName, stage: str, overrides: tuple[Override, ...] = (), timeout_seconds: Seconds | None = None) -> str:
-        """A stage of a recipe. By itself: with what the stages before it have left, which must lie ready. Returns the run's id.
+        """A stage of a recipe, with what the stages before it have left, which must lie ready. Returns the run's id.
 
         Args:
             recipe: file in conf/recipe.
@@ -32,17 +31,13 @@ def _flow_of(kind: str) -> Flow[..., str]:
                 raise ValueError(f"stage {stage} of recipe {config.name} is of kind {config.stages[stage].kind}; start the flow of that kind")
             return found
 
-        alone = not is_open()
         with run_of(recipe, overrides, about=stages, timeout_seconds=timeout_seconds) as context:
-            if alone:
-                create_model()
-                prepare_data()
-                for earlier in stages(context.config)[:-1]:
-                    run_stage(earlier, only_kept=True)
+            create_model()
+            prepare_data()
+            for earlier in stages(context.config)[:-1]:
+                run_stage(earlier, only_kept=True)
             run_stage(stage)
-            # In a recipe the evaluation after it knows more.
-            if alone or not kind_of(context.config.stages[stage]).trains:
-                artifacts.stage_table(context.record, stage)
+            artifacts.stage_table(context.record, stage)
             return context.run
 
     return one_stage

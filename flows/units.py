@@ -4,7 +4,8 @@ Prefect's own cache is not asked: it does not see a changed helper, a changed fi
 ready is found by its fingerprint (`tasks/outputs.py`), whoever made it, and is looked at before it is taken.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from prefect import task
@@ -31,6 +32,16 @@ def _unit(name: str, run_name: str, **more: Any) -> Callable[[Callable[..., Resu
     place = "{flow_run.root_flow_run_id}/{task_run.name}.json"
     kept: dict[str, Any] = {"persist_result": True, "result_serializer": "json", "result_storage_key": place, "refresh_cache": True}
     return task(name=name, task_run_name=run_name, **kept, **more)
+
+
+@contextmanager
+def beside(unit: "Task[[], Result]") -> Iterator[None]:
+    """The unit is run while the block is. What it raises is raised at the block's end, whatever the block has raised."""
+    running = unit.submit()
+    try:
+        yield
+    finally:
+        running.result()
 
 
 def is_offline(error: BaseException | None) -> bool:

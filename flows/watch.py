@@ -77,11 +77,6 @@ def current() -> "RunContext":
     return context
 
 
-def is_open() -> bool:
-    """Whether there is a run already, which a flow that is called now is part of."""
-    return _context.get() is not None
-
-
 @contextmanager
 def run_of(
     recipe: str,
@@ -91,22 +86,19 @@ def run_of(
     fresh: bool = False,
     timeout_seconds: float | None = None,
 ) -> "Iterator[RunContext]":
-    """The run that a flow is part of: the one that is open already, or else a new one, which ends with the block.
+    """The run of a flow, which ends with the block.
 
     Args:
         recipe: file in conf/recipe.
         overrides: beside it.
-        about: the stages that a new run is about.
+        about: the stages that the run is about.
         fresh: everything is made anew, whatever lies ready.
-        timeout_seconds: how long a new run may take, once it is its turn.
+        timeout_seconds: how long the run may take, once it is its turn.
 
     Raises:
         ConfigurationError: what would stop the run.
         OutOfTimeError: it has taken as long as it may.
     """
-    if (context := _context.get()) is not None:
-        yield context
-        return
     config = compose([f"recipe={recipe}", *overrides])
     stages = about(config)
     with ExitStack() as stack:

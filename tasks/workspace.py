@@ -64,10 +64,6 @@ def lock_file() -> Path:
     return work_directory() / "run.lock"
 
 
-HEARTBEATS = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}
-"""Seconds between signs of life of a flow run, for a server that outlives it. They cost a second at the end of every flow, nested ones too."""
-
-
 def quiet_environment() -> None:
     """Keep every library's state under the root, and its usage statistics and update checks off.
 
@@ -80,6 +76,9 @@ def quiet_environment() -> None:
         "PREFECT_LOCAL_STORAGE_PATH": str(prefect_home / "storage"),
         "PREFECT_MEMO_STORE_PATH": str(prefect_home / "memo_store.toml"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # Seconds between signs of life of a flow run (`crash zombies`, flows/deployments.py). Its end waits for them up to a second, and so would
+        # the end of every flow within a flow.
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
         # The default of 20 s is too short for the first start on a slow machine.
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
         # MLflow takes only the word `true`; Prefect takes it too.
@@ -94,7 +93,5 @@ def quiet_environment() -> None:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    if os.environ.get("PREFECT_API_URL"):
-        quiet |= HEARTBEATS
     for name, value in quiet.items():
         os.environ.setdefault(name, value)
