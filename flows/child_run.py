@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,6 @@ def run(
     log: Path,
     *,
     seconds: float = math.inf,
-    environment: Mapping[str, str] | None = None,
     program: Sequence[str] = ("-m", "flows.cli"),
 ) -> Outcome:
     """`almanac run --fresh` with these overrides. Whatever ends the caller, Ctrl-C and SIGTERM included, ends the run in order too.
@@ -46,7 +45,6 @@ def run(
         overrides: in Hydra's grammar, the recipe included.
         log: what it says goes to the end of this file.
         seconds: after so many it is told to stop.
-        environment: set beside this process's own.
         program: Python's arguments for the command, where it is not the `almanac` of this code.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -55,9 +53,7 @@ def run(
     with log.open("ab") as output:
         begin = output.tell()
         # A session of its own: Ctrl-C reaches us alone, and the run is told once.
-        child = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=_environment() | dict(environment or {}), start_new_session=True
-        )  # fmt: skip
+        child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=_environment(), start_new_session=True)
         try:
             child.wait(None if math.isinf(seconds) else seconds)
         except subprocess.TimeoutExpired:

@@ -31,12 +31,14 @@ def night(names: Sequence[str], budget_seconds: float) -> int:
     planned(names, seed, budget_seconds)
     with observed(nights.directory(name) / "almanac.log", f"night {name}", [START_PREFECT, *names]) as display:
         display.show(PhaseStarted(phase=START_PREFECT))
+        from flows.prefect_server import start_server
+
+        server = start_server()
         from flows.nightly import WorseError, nightly, page_of
-        from flows.prefect_server import address, start_server
         from flows.watch import watched
 
-        start_server()
-        display.show(PhaseFinished(phase=START_PREFECT, result=address()))
+        server.wait()
+        display.show(PhaseFinished(phase=START_PREFECT, result=server.api))
         try:
             with watched(name, display.show):
                 record = nightly(budget_seconds, tuple(names))

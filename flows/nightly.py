@@ -15,7 +15,6 @@ from prefect.states import Cancelled
 from flows import artifacts, child_run
 from flows.nightly_plan import Planned, planned, references_for
 from flows.parameters import DevicePool, Seconds
-from flows.prefect_server import address
 from flows.watch import Watcher, in_turn, unwatched, watcher
 from tasks import night_report, nights, page, workspace
 from tasks.nights import NightRecord, RecipeNight
@@ -48,8 +47,8 @@ def run_and_judge(night: str, name: str, planned: Planned, seconds: float) -> Re
     if expected > seconds:
         reason = f"a run takes {expected:.0f} s, by the reference, and {max(0.0, seconds):.0f} s of the budget are left"
         return nights.not_started(planned.reference, planned.config, reason)
-    # One server for the night and its runs, so that Prefect's pages show them together.
-    outcome = child_run.run(planned.overrides, nights.directory(night) / f"{name}.log", seconds=seconds, environment={"PREFECT_API_URL": address()})
+    # It reports to the night's own server (PREFECT_API_URL), so that Prefect's pages show them together.
+    outcome = child_run.run(planned.overrides, nights.directory(night) / f"{name}.log", seconds=seconds)
     return nights.judged(night, planned.reference, planned.config, outcome.status, outcome.record, outcome.reason, outcome.seconds)
 
 

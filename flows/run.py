@@ -70,13 +70,16 @@ def run(overrides: Sequence[str], *, fresh: bool = False) -> None:
         for warning in warnings:
             display.show(Notice(text=warning))
         display.show(PhaseStarted(phase=START_PREFECT))
-        # Ten seconds of imports, which the display is there before.
+        # Ten seconds of imports, which the display is there before, and the server starts beside.
         from flows.prefect_server import start_server
+
+        server = start_server()
         from flows.recipe import recipe
         from flows.watch import watched
+        from tasks import stages  # noqa: F401 - torch, which the flow's first unit would import
 
-        start_server()
-        display.show(PhaseFinished(phase=START_PREFECT, result=os.environ.get("PREFECT_API_URL", "temporary server")))
+        server.wait()
+        display.show(PhaseFinished(phase=START_PREFECT, result="temporary server" if server.process else server.api))
         name, others = split_recipe(overrides)
         with watched(run_id, display.show):
             recipe(name, tuple(others), fresh)
