@@ -10,7 +10,7 @@ import math
 import re
 import sqlite3
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ DIGEST_CHARACTERS = 36
 
 
 class MLflowWriter:
-    """Writes entries, in the order of the log, into one MLflow experiment.
+    """Writes entries, in the order of the log (`tasks/delivery.py`), into one MLflow experiment.
 
     Args:
         uri: an absolute tracking URI.
@@ -64,7 +64,6 @@ class MLflowWriter:
             DatasetUsed: self._log_dataset,
             BaseModelUsed: self._log_base_model,
             StageStarted: self._start_stage,
-            StepFinished: self._log_step,
             SamplesGenerated: self._log_samples,
             StageFinished: self._finish_stage,
             StageReused: self._log_reused,
@@ -74,11 +73,13 @@ class MLflowWriter:
             RunFinished: self._finish_run,
         }
 
-    def write(self, entry: Entry) -> None:
-        """Makes MLflow show one entry. Events that nobody looks for there, such as an evaluation's progress, are left to the log."""
-        writer = self._writers.get(type(entry.event))
-        if writer is not None:
-            writer(entry.event, entry.time_ms)
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Makes MLflow show an entry, or steps of one stage together. What nobody looks for there, such as an evaluation's progress, is left out."""
+        event, time_ms = entries[0].event, entries[0].time_ms
+        if isinstance(event, StepFinished):
+            self._log_steps(event.stage, entries)
+        elif (writer := self._writers.get(type(event))) is not None:
+            writer(event, time_ms)
 
     @property
     def parent(self) -> str:
@@ -159,8 +160,12 @@ class MLflowWriter:
         self._client.log_batch(run_id, params=_params(self._stage_configurations[event.stage]))
         self._log_datasets_of(event.stage, run_id)
 
-    def _log_step(self, event: StepFinished, time_ms: int) -> None:
-        self._client.log_batch(self._stages[event.stage], metrics=finite_metrics(event.metrics, time_ms, event.step))
+    def _log_steps(self, stage: str, entries: Sequence[Entry]) -> None:
+        metrics: list[Metric] = []
+        for entry in entries:
+            assert isinstance(entry.event, StepFinished)
+            metrics += finite_metrics(entry.event.metrics, entry.time_ms, entry.event.step)
+        self._client.log_batch(self._stages[stage], metrics=metrics)
 
     def _log_samples(self, event: SamplesGenerated, time_ms: int) -> None:
         self._log_table(self._stages[event.stage], event.rows, f"samples/step_{event.step:05d}.json")

@@ -1,4 +1,4 @@
-"""The run's records: every event goes to a local file first, and from there to MLflow, at once or when MLflow is back."""
+"""The run's records: every event goes to a local file first, and from there to MLflow, soon or when MLflow is back."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from mlflow.exceptions import MlflowException
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-from requests import RequestException
-from sqlalchemy.exc import SQLAlchemyError
 
 from engine.control.trace import Trace
 from engine.events import Event, SamplesGenerated, StageFinished, StepFinished, StepTraced
@@ -22,6 +20,7 @@ from tasks import journal, page, plots, run_report, show, traces, workspace
 from tasks.accuracy import Accuracy, accuracy
 from tasks.config import RecipeConfig
 from tasks.data_error import DataError
+from tasks.delivery import Delivery
 from tasks.failure import reason
 from tasks.journal import BaseModelUsed, DatasetUsed, EvaluationFinished, FileSaved, LoggedEvent, ModelSaved, RunFinished, RunStarted, StageReused
 from tasks.mlflow_writer import MLflowWriter
@@ -36,11 +35,6 @@ if TYPE_CHECKING:  # it imports torch
 
 logger = logging.getLogger(__name__)
 
-REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"}
-"""MLflow's answers that will not change when one asks again."""
-PAUSE_FACTOR = 20
-"""After a failed attempt that took a second, the next one waits for 20: an absent server slows a run by 5 % at most."""
-
 
 class Tracker:
     """Context manager around a run: `tracker.emit` is handed to the engine, the other methods are called by the tasks.
@@ -51,18 +45,17 @@ class Tracker:
     Raises, when it is entered:
         OSError: the local database or artifacts cannot be written.
         ValueError: MLflow answers, but refuses the run, as when its experiment was deleted.
+
+    What cannot be drawn at the end is said, and costs the run nothing.
     """
 
     def __init__(self, config: RecipeConfig, record: RunRecord) -> None:
         self.config = config
         self.record = record
         self.events_file = workspace.run_directory(record.run) / "events.jsonl"
-        self._writer = MLflowWriter(tracking_uri(), experiment_name(config))
-        self._lock = threading.RLock()
-        self._cursor = 0
-        self._next_attempt = 0.0
-        self._failure: str | None = None
-        self._refused: list[str] = []
+        self._delivery = Delivery(self.events_file, MLflowWriter(tracking_uri(), experiment_name(config)))
+        self._lock = threading.Lock()
+        self._undrawn: str | None = None
         self._trained_steps = 0
         self._newest_trace: Trace | None = None
         self._monitor: Any = None
@@ -75,7 +68,6 @@ class Tracker:
         # A line with the run's address on stdout, in the middle of the progress display.
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         self.events_file.parent.mkdir(parents=True, exist_ok=True)
-        self._cursor = self.events_file.stat().st_size if self.events_file.exists() else 0
         lineage = self.record.lineage
         tags = {
             "almanac.run": self.record.run,
@@ -99,8 +91,8 @@ class Tracker:
                 tags=tags,
             )
         )
-        if self._refused and self.record.mlflow is None:
-            raise ValueError(self._refused[0])
+        self._delivery.begin()
+        self.record.mlflow = self._delivery.reference
         if self.record.mlflow is not None and self.config.tracking.system_metrics:
             self._monitor = SystemMetricsMonitor(self.record.mlflow.run_id, tracking_uri=self.record.mlflow.tracking_uri)
             self._monitor.start()
@@ -110,33 +102,28 @@ class Tracker:
         if self._monitor is not None:
             self._monitor.finish()
         why = None if error is None else reason(error)
-        try:
+        with self._drawing("the run's pictures and page"):
             self._draw(plots.run_figures(journal.read_events(self.events_file)), None)
             self._report("failed" if why else "finished", why)
-        finally:
-            summary = show.summary(self.record) | {"status": "failed" if why else "finished", "error": why}
-            self._log(
-                RunFinished(
-                    status="FAILED" if why else "FINISHED",
-                    reason=why,
-                    summary=summary,
-                    lineage=self.record.lineage.model_dump(mode="json"),
-                    note=show.note(self.record, self.config.description),
-                ),
-                last=True,
+        summary = show.summary(self.record) | {"status": "failed" if why else "finished", "error": why}
+        self._log(
+            RunFinished(
+                status="FAILED" if why else "FINISHED",
+                reason=why,
+                summary=summary,
+                lineage=self.record.lineage.model_dump(mode="json"),
+                note=show.note(self.record, self.config.description),
             )
+        )
+        self._delivery.end()
+        self.record.mlflow = self._delivery.reference
         if self.complaint is not None:
             logger.warning(self.complaint)
 
     @property
     def complaint(self) -> str | None:
-        """One sentence for the terminal when MLflow lacks records, else None. Right after entering: when MLflow does not answer."""
-        with self._lock:
-            waiting = sum(1 for _ in journal.read(self.events_file, self._cursor))
-            if not waiting and not self._refused:
-                return None
-            reason = self._failure if waiting else self._refused[0]
-            return f"{waiting + len(self._refused)} records are not in MLflow ({self._writer.uri}): {reason}. All are in {self.events_file}"
+        """What people should know, else None: that MLflow lacks records, or does not answer, and what could not be drawn."""
+        return "; ".join(filter(None, [self._delivery.complaint, self._undrawn])) or None
 
     def emit(self, event: Event) -> None:
         """Takes an event of the engine. When a stage ends its pictures are drawn, and its last step can be looked at."""
@@ -152,9 +139,10 @@ class Tracker:
             if self._newest_trace is not None and self._newest_trace.step != 1:
                 self._show_trace(self._newest_trace)
             self._newest_trace = None
-            events = journal.read_events(self.events_file)
-            self._look_at(events, event.stage)
-            self._draw(plots.stage_figures(events, event.stage), event.stage)
+            with self._drawing(f"pictures of stage {event.stage}"):
+                events = journal.read_events(self.events_file)
+                self._look_at(events, event.stage)
+                self._draw(plots.stage_figures(events, event.stage), event.stage)
 
     def log_dataset(self, used: DatasetUsed) -> None:
         """A split that the run reads; call it before the stages that do."""
@@ -226,6 +214,15 @@ class Tracker:
             except DataError as error:
                 logger.warning(error)
 
+    @contextmanager
+    def _drawing(self, what: str) -> Iterator[None]:
+        """A run that has trained well does not fail for its pictures, and one that fails keeps its reason."""
+        try:
+            yield
+        except Exception as error:  # whatever a library for pictures raises
+            logger.exception("%s could not be drawn", what)
+            self._undrawn = f"{what} could not be drawn: {reason(error)}"
+
     def _draw(self, figures: Mapping[str, Any], stage: str | None) -> None:
         directory = self.events_file.parent / "plots" / (stage or "")
         for name, figure in figures.items():
@@ -240,46 +237,8 @@ class Tracker:
         page.write(path, run_report.to_html(Outcome.of(ended)))
         self._log(FileSaved(stage=None, file=str(path), folder="report"))
 
-    def _log(self, event: LoggedEvent, *, last: bool = False) -> None:
+    def _log(self, event: LoggedEvent) -> None:
         with self._lock:
             journal.append(self.events_file, event, time.time_ns() // 1_000_000)
-            if last or time.monotonic() >= self._next_attempt:
-                self._deliver()
-
-    def _deliver(self) -> None:
-        """Sends what the log holds beyond the cursor. A refused entry is counted and passed over; any other failure ends the attempt."""
-        for entry in journal.read(self.events_file, self._cursor):
-            started = time.monotonic()
-            try:
-                self._writer.write(entry)
-            except (MlflowException, RequestException, SQLAlchemyError, OSError) as error:
-                if not _is_refusal(error, entry.event, starting=self._writer.reference is None and bool(self._failure)):
-                    self._wait(error, time.monotonic() - started)
-                    return
-                self._refused.append(_first_line(error))
-                logger.warning("MLflow refused a record of type %s: %s", type(entry.event).__name__, error)
-            self._cursor = entry.end
-            self.record.mlflow = self._writer.reference
-        self._failure = None
-
-    def _wait(self, error: Exception, took: float) -> None:
-        if self._failure is None:
-            logger.warning("MLflow (%s) fails; records go to %s until it is back: %s", self._writer.uri, self.events_file, error)
-        self._failure = _first_line(error)
-        self._next_attempt = time.monotonic() + max(1.0, PAUSE_FACTOR * took)
-
-
-def _is_refusal(error: Exception, event: LoggedEvent, *, starting: bool) -> bool:
-    """Whether asking again is useless: MLflow says no, or a file of ours cannot be read or copied.
-
-    A run that could not be started at first goes on, and so must its `RunStarted`: everything after needs it.
-    """
-    if isinstance(event, RunStarted) and starting:
-        return False
-    if isinstance(error, MlflowException):
-        return error.error_code in REFUSALS
-    return isinstance(error, OSError) and not isinstance(error, RequestException)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        self._delivery.wake()
+        self.record.mlflow = self._delivery.reference

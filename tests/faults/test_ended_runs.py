@@ -2,22 +2,13 @@
 
 import json
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from small_recipe import SMALL, Almanac
-
-
-def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return
-        time.sleep(0.5)
-    raise AssertionError(f"{what} within {seconds:g} s")
+from waiting import wait_for
 
 
 def training(almanac: Almanac) -> bool:
@@ -37,7 +28,7 @@ def test_a_killed_run_is_seen_as_killed_and_is_no_obstacle(tmp_path: Path) -> No
     almanac = Almanac(tmp_path)
     run = almanac.start("run", *SMALL, "stages.sft.steps=100000")
     try:
-        wait_for(lambda: training(almanac), 240, "no training step")
+        wait_for("a training step", lambda: training(almanac), 240)
         family = [child for child in psutil.Process(run.pid).children(recursive=True) if holds_something(child)]
     finally:
         run.kill()

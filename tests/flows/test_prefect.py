@@ -7,8 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from small_recipe import SMALL, Almanac
 from synthetic_runs import store
+from waiting import wait_for
 
 from flows.deployments import ZOMBIES
 
@@ -32,15 +32,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def wait_for(what: str, condition: Callable[[], Any], seconds: float) -> Any:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := condition():
-            return found
-        time.sleep(1)
-    raise AssertionError(f"{what}: not within {seconds:g} s")
 
 
 class Up:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
+from waiting import wait_for
 
 from engine.events import EvaluationProgressed, SamplesGenerated, StageFinished, StageStarted, StepFinished
 from tasks import journal, mlflow_writer, tracker_location
@@ -285,24 +287,36 @@ def test_an_exception_fails_the_runs_with_its_reason(root: Path, client: MlflowC
 
 def test_a_tracker_that_fails_midway_catches_up(root: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
     # Mutation: move the cursor although writing failed; steps 2 and 3 are then missing.
-    monkeypatch.setattr("tasks.tracking.PAUSE_FACTOR", 0)
+    monkeypatch.setattr("tasks.delivery.GATHER_SECONDS", 0.01)
+    # A pause of a second is all that there is.
+    monkeypatch.setattr("tasks.delivery.PAUSE_FACTOR", 0)
     log_batch = MlflowClient.log_batch
-    calls = []
+    calls: list[float] = []
 
     def fails(self: MlflowClient, run_id: str, **fields: Any) -> None:
-        calls.append(run_id)
+        calls.append(time.monotonic())
         raise MlflowException("API request to http://tracker failed with exception: connection refused")
+
+    def arrived() -> list[tuple[int, float]]:
+        return history(client, runs(client)["rl"], "reward/mean") if "rl" in runs(client) else []
 
     with Tracker(CONFIG, record()) as tracker:
         tracker.emit(StageStarted(stage="rl", kind="rl", steps=3))
-        for step in range(1, 5):
-            monkeypatch.setattr(MlflowClient, "log_batch", fails if step in (2, 3) else log_batch)
+        tracker.emit(StepFinished(stage="rl", step=1, metrics={"reward/mean": 0.1}))
+        wait_for("the first step", lambda: arrived() == [(1, 0.1)], 30)
+        monkeypatch.setattr(MlflowClient, "log_batch", fails)
+        for step in (2, 3):
             tracker.emit(StepFinished(stage="rl", step=step, metrics={"reward/mean": step / 10}))
-            if step == 3:
-                # One attempt was made; within the pause after it nobody waits for another.
-                assert len(calls) == 1
-                assert tracker.complaint is not None
-                assert tracker.complaint.startswith("2 records are not in MLflow")
+        wait_for("two attempts", lambda: len(calls) >= 2, 30)
+        # Mutation: no pause; MLflow is then asked without end.
+        assert calls[1] - calls[0] >= 1
+        assert tracker.complaint is not None
+        assert tracker.complaint.startswith("2 records are not in MLflow")
+        monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
+        # Nothing more happens, and yet it is sent. Mutation: wait for the next event.
+        wait_for("the others", lambda: arrived() == [(1, 0.1), (2, 0.2), (3, 0.3)], 30)
+        assert tracker.complaint is None
+        tracker.emit(StepFinished(stage="rl", step=4, metrics={"reward/mean": 0.4}))
     assert tracker.complaint is None
     assert history(client, runs(client)["rl"], "reward/mean") == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
     # Points keep the time at which they happened.
@@ -363,13 +377,14 @@ def test_runs_of_dead_processes_are_ended(root: Path, client: MlflowClient) -> N
 
 
 def test_events_may_come_from_any_thread(root: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Mutation: no lock; two threads then send the same lines.
+    # Mutation: send in the thread that reports; two threads then send the same lines.
+    monkeypatch.setattr("tasks.delivery.GATHER_SECONDS", 0.01)
     write, written = mlflow_writer.MLflowWriter.write, []
 
-    def slowly(self: mlflow_writer.MLflowWriter, entry: journal.Entry) -> None:
-        written.append(entry.end)
+    def slowly(self: mlflow_writer.MLflowWriter, entries: Sequence[journal.Entry]) -> None:
+        written.extend(entry.end for entry in entries)
         time.sleep(0.01)
-        write(self, entry)
+        write(self, entries)
 
     monkeypatch.setattr(mlflow_writer.MLflowWriter, "write", slowly)
     with Tracker(CONFIG, record()) as tracker:
@@ -384,6 +399,58 @@ def test_events_may_come_from_any_thread(root: Path, client: MlflowClient, monke
             thread.join()
     assert history(client, runs(client)["rl"], "reward/mean") == [(step, step / 10) for step in range(1, 9)]
     assert written == sorted(set(written))
+
+
+def test_no_step_waits_for_mlflow(root: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Mutation: send in the thread that reports; it then waits for ever.
+    write, may_go_on = mlflow_writer.MLflowWriter.write, threading.Event()
+
+    def stands(self: mlflow_writer.MLflowWriter, entries: Sequence[journal.Entry]) -> None:
+        if isinstance(entries[0].event, StepFinished):
+            assert may_go_on.wait(60)
+        write(self, entries)
+
+    monkeypatch.setattr(mlflow_writer.MLflowWriter, "write", stands)
+    monkeypatch.setattr("tasks.delivery.GATHER_SECONDS", 0.01)
+    with Tracker(CONFIG, record()) as tracker:
+        train(tracker, "rl", "rl", 3)
+        # What only waits is nothing to complain of.
+        assert tracker.complaint is None
+        assert "rl" not in runs(client) or history(client, runs(client)["rl"], "reward/mean") == []
+        may_go_on.set()
+    assert len(history(client, runs(client)["rl"], "reward/mean")) == 3
+
+
+def test_a_fault_of_ours_is_not_lost_in_the_thread(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Mutation: end the thread without a word; the run then ends as if MLflow had everything.
+    write = mlflow_writer.MLflowWriter.write
+
+    def breaks(self: mlflow_writer.MLflowWriter, entries: Sequence[journal.Entry]) -> None:
+        if isinstance(entries[0].event, StepFinished):
+            raise KeyError("a fault")
+        write(self, entries)
+
+    monkeypatch.setattr(mlflow_writer.MLflowWriter, "write", breaks)
+    monkeypatch.setattr("tasks.delivery.GATHER_SECONDS", 0.01)
+    with pytest.raises(KeyError, match="a fault"), Tracker(CONFIG, record()) as tracker:
+        train(tracker, "rl", "rl", 3)
+
+
+def test_what_cannot_be_drawn_costs_the_run_nothing(root: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Mutation: let the error through; a run that has trained well is FAILED, and one that failed says the wrong reason.
+    def breaks(*anything: object) -> str:
+        raise ZeroDivisionError("no pixels")
+
+    monkeypatch.setattr("tasks.run_report.to_html", breaks)
+    monkeypatch.setattr("tasks.plots.stage_figures", breaks)
+    with Tracker(CONFIG, record()) as tracker:
+        train(tracker, "rl", "rl", 3)
+    assert tracker.complaint == "the run's pictures and page could not be drawn: ZeroDivisionError: no pixels"
+    assert {found.info.status for found in runs(client).values()} == {"FINISHED"}
+    with pytest.raises(RuntimeError, match="the worker died"), Tracker(CONFIG, record("tiny-20260101-000001")):
+        raise RuntimeError("the worker died")
+    failed = runs(client)["tiny-20260101-000001"]
+    assert (failed.info.status, failed.data.tags["almanac.error"]) == ("FAILED", "RuntimeError: the worker died")
 
 
 def test_names_of_the_user_win(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
