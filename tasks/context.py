@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from engine.events import Event, PromptsScored, StageFinished, StageStarted, StepFinished, WeightsSynchronised
@@ -70,10 +70,11 @@ class RunContext:
     steps: dict[int, dict[str, float]]
     """Metrics of the newest stage, by step."""
 
-    def __init__(self, config: RecipeConfig, record: RunRecord, tracker: Tracker, listener: Listener, *, fresh: bool = False) -> None:
-        self.config, self.record, self.tracker, self.listener, self.fresh = config, record, tracker, listener, fresh
+    def __init__(
+        self, config: RecipeConfig, record: RunRecord, tracker: Tracker, publication: Publication, listener: Listener, *, fresh: bool = False
+    ) -> None:
+        self.config, self.record, self.tracker, self.publication, self.listener, self.fresh = config, record, tracker, publication, listener, fresh
         self.engine = Engine(config, self.directory, listener)
-        self.publication = Publication(config, listener)
         self.evaluation = None
         self.outputs, self.steps = {}, {}
         self._written = 0.0
@@ -157,20 +158,21 @@ def open_run(
     reserve = workspace.run_directory(run) / ".reserve"
     try:
         reserve.write_bytes(bytes(RESERVE_BYTES))
-        with Tracker(config, record) as tracker:
-            context = RunContext(config, record, tracker, listener, fresh=fresh)
+        with Publication(config, listener) as publication, Tracker(config, record) as tracker:
+            context = RunContext(config, record, tracker, publication, listener, fresh=fresh)
             if tracker.complaint is not None:
                 listener(Notice(text=tracker.complaint))
             context.save()
-            try:
-                yield context
-            except BaseException as error:
-                # Before the tracker closes: what it logs last is this record.
-                _mark_failed(record, error)
-                raise
-            finally:
-                context.engine.close()
-                context.publication.close()
+            with closing(context.engine):
+                try:
+                    yield context
+                except BaseException as error:
+                    # Before the tracker closes: what it logs last is this record.
+                    _mark_failed(record, error)
+                    raise
+                finally:
+                    # DVC works while the engine ends and pictures are drawn.
+                    publication.close()
             # Leaving the tracker draws the plots and closes MLflow's runs.
             listener(PhaseStarted(phase=FINISH))
             record.finished = records.now()

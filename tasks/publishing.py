@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from engine.atomic import atomic_directory, atomic_file
 from engine.statistics import paired_gain_interval
@@ -37,14 +38,16 @@ COMMIT_SECONDS = 600.0
 class Publication:
     """Publishes what a run makes or takes again, where the run is of the very recipe that `params.yaml` holds; else does nothing.
 
-    What goes wrong is told to the listener and costs the run nothing. No dataclass, and with slots: see `RunContext`.
+    A context manager: leaving it waits for `dvc.lock`, which `close` has begun. What goes wrong is told to the listener and costs the run nothing. No
+    dataclass, and with slots: see `RunContext`.
     """
 
-    __slots__ = ("_config", "_done", "_listener", "_only", "_wanted")
+    __slots__ = ("_commit", "_config", "_done", "_listener", "_only", "_wanted")
 
     def __init__(self, config: RecipeConfig, listener: Listener) -> None:
         self._config, self._listener = config, listener
         self._done: list[str] = []
+        self._commit: Commit | None = None
         # Set by DVC to the stage that it is running: the outputs of others are not to be touched, and it writes dvc.lock itself.
         running = os.environ.get("DVC_STAGE")
         self._only = None if running is None else running.rpartition(":")[2]
@@ -86,14 +89,22 @@ class Publication:
                     _link_file(published / OUTPUT, directory / OUTPUT)
 
     def close(self) -> None:
-        """The report, where everything else is there; then `dvc.lock`."""
+        """The report, where everything else is there; `dvc.lock` is begun, in a process beside."""
         if not self._wanted:
             return
         if set(self._done) >= {unit for unit in dvc_graph.units(self._config) if unit != REPORT}:
             self.report()
         if self._done and self._only is None:
             with self._complaining():
-                commit(self._done)
+                self._commit = Commit(self._done)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        if self._commit is not None:
+            with self._complaining():
+                self._commit.wait()
 
     def report(self) -> None:
         """Accuracies before and after the stages, and pictures of them, by what is published of the evaluations."""
@@ -145,17 +156,28 @@ def is_about(config: RecipeConfig) -> bool:
     return dvc_graph.read_params().digest() == config.digest()
 
 
-def commit(units: Sequence[str]) -> None:
-    """`dvc commit`: writes into dvc.lock that what lies there was made from what lies there, and puts it into the cache.
+class Commit:
+    """`dvc commit`, begun: writes into dvc.lock that what lies there was made from what lies there, and puts it into the cache."""
 
-    Raises:
-        ValueError: DVC refuses; says why.
-        subprocess.TimeoutExpired: it takes too long.
-    """
-    command = [sys.executable, "-m", "dvc", "commit", "--quiet", "--force", *units]
-    done = subprocess.run(command, cwd=workspace.root(), capture_output=True, text=True, timeout=COMMIT_SECONDS, check=False)
-    if done.returncode:
-        raise ValueError(f"dvc.lock was not brought up to date; `dvc commit` says: {' '.join((done.stderr or done.stdout).split())}")
+    def __init__(self, units: Sequence[str]) -> None:
+        command = [sys.executable, "-m", "dvc", "commit", "--quiet", "--force", *units]
+        self._process = subprocess.Popen(command, cwd=workspace.root(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def wait(self) -> None:
+        """Returns when it is done.
+
+        Raises:
+            ValueError: DVC refuses; says why.
+            subprocess.TimeoutExpired: it takes too long.
+        """
+        with self._process as process:
+            try:
+                said, _ = process.communicate(timeout=COMMIT_SECONDS)
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode:
+            raise ValueError(f"dvc.lock was not brought up to date; `dvc commit` says: {' '.join(said.split())}")
 
 
 def labels(config: RecipeConfig) -> list[str]:

@@ -37,7 +37,7 @@ def told() -> list[Report]:
 def committed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What would have gone into dvc.lock; DVC itself is in tests/flows."""
     calls: list[list[str]] = []
-    monkeypatch.setattr(publishing, "commit", lambda units: calls.append(list(units)))
+    monkeypatch.setattr(publishing, "Commit", lambda units: calls.append(list(units)))
     return calls
 
 
@@ -151,9 +151,11 @@ def test_what_goes_wrong_is_told_and_costs_nothing(checkout: Path, config: Recip
         return found
 
     # No DVC project at all, though it looks like one. Mutation: let the error through, and every run ends with it.
-    publication = Publication(config, told.append)
-    publication.stage("rl", made().directory)
-    publication.close()
+    with Publication(config, told.append) as publication:
+        publication.stage("rl", made().directory)
+        publication.close()
+        # It is still at work. Mutation: wait in `close`; the run then stands still for seconds.
+        assert said() == []
     assert len(lines := said()) == 1
     assert lines[0].startswith("DVC: dvc.lock was not brought up to date; `dvc commit` says:")
 
