@@ -106,10 +106,10 @@ def _deployment(flow: str, name: str, pool: DevicePool, what: str, parameters: d
     }
 
 
-def deploy() -> list[str]:
-    """Sends the deployments to the server at PREFECT_API_URL, or else where `almanac up` has it. Returns their names.
+def deploy() -> tuple[list[str], list[str]]:
+    """Sends the deployments to the server at PREFECT_API_URL, or else where `almanac up` has it.
 
-    Those that the file has no more, and that bear our tag, are taken away there.
+    Returns their names, and the names of those that were taken away there: sent from this checkout before, and not in the file any more.
 
     Raises:
         ConfigurationError: the file is not what conf/recipe says.
@@ -128,8 +128,7 @@ def deploy() -> list[str]:
     if done.returncode:
         raise DeploymentError(f"`prefect deploy` ended with exit code {done.returncode}:\n{(done.stdout + done.stderr).strip()}")
     names = [f"{one['tags'][1]}/{one['name']}" for one in document()["deployments"]]
-    _settle(address, names)
-    return names
+    return names, _settle(address, names)
 
 
 def answers(address: str) -> bool:
@@ -183,22 +182,28 @@ def _zombies() -> "AutomationCore":
     )
 
 
-def _settle(address: str, names: list[str]) -> None:
-    """Deployments of ours take no parameter that they do not know, and those that are not among `names` any more go."""
+def _settle(address: str, names: list[str]) -> list[str]:
+    """Deployments of ours take no parameter that they do not know, and those that are not among `names` any more go. Returns the names of these.
+
+    Ours are those that bear the tag and whose runs work in this checkout: another checkout's, or a person's own with that tag, are left alone.
+    """
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.actions import DeploymentUpdate
     from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterTags
 
+    tagged, here, gone = DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG])), str(workspace.checkout()), []
     with SyncPrefectClient(address) as client:
-        ours = client.read_deployments(deployment_filter=DeploymentFilter(tags=DeploymentFilterTags(all_=[TAG])), limit=200)
-        flows = {flow.id: flow.name for flow in client.read_flows(limit=200)}
-        for found in ours:
-            if f"{flows.get(found.flow_id)}/{found.name}" in names:
+        flows = {flow.id: flow.name for flow in client.read_flows(deployment_filter=tagged, limit=200)}
+        for found in client.read_deployments(deployment_filter=tagged, limit=200):
+            name = f"{flows.get(found.flow_id)}/{found.name}"
+            if name in names:
                 # Prefect's command asks for this itself; whoever calls its API would get a run that fails.
                 closed = {**(found.parameter_openapi_schema or {}), "additionalProperties": False}
                 client.update_deployment(found.id, DeploymentUpdate(parameter_openapi_schema=closed))
-            else:
+            elif here in [step.get("directory") for entry in found.pull_steps or [] for step in entry.values()]:
                 client.delete_deployment(found.id)
+                gone.append(name)
+    return gone
 
 
 def main() -> None:

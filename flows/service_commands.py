@@ -34,6 +34,9 @@ def deploy(arguments: argparse.Namespace) -> int:
     """`almanac deploy`."""
     from flows import deployments
 
-    for name in deployments.deploy():
+    names, gone = deployments.deploy()
+    for name in names:
         print(name)
+    for name in gone:
+        print(f"taken away: {name}, sent from here before and not in {deployments.FILE} any more")
     return 0

@@ -19,7 +19,8 @@ from small_recipe import SMALL, Almanac
 from synthetic_runs import store
 from waiting import wait_for
 
-from flows.deployments import ZOMBIES
+from flows.deployments import TAG, ZOMBIES
+from tasks import workspace
 
 OVERRIDES = [setting for setting in SMALL if not setting.startswith(("recipe=", "resources="))] + ["resources=one_cpu", "data.quality=off"]
 RECIPE = [*OVERRIDES, "stages.sft.steps=60"]
@@ -108,9 +109,18 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
 @pytest.fixture(scope="module")
 def deployed(up: Up) -> Up:
+    """After others have deployed flows with our tag, and we one that is in the file no more."""
+    with SyncPrefectClient(up.api) as client:
+        flow = client.create_flow_from_name("recipe")
+        for name, directory in {"of_before": workspace.checkout(), "of_another_checkout": up.almanac.root, "of_a_person": None}.items():
+            pull = [{"prefect.deployments.steps.set_working_directory": {"directory": str(directory)}}] if directory else None
+            client.create_deployment(flow, name, tags=[TAG], pull_steps=pull)
     done = up.almanac("deploy")
     assert done.returncode == 0, done.stdout + done.stderr
     assert {"recipe/grpo_tiny", "data/cpu", "rl/cpu", "nightly/gpu"} <= set(done.stdout.split())
+    assert [line for line in done.stdout.splitlines() if "taken away" in line] == [
+        "taken away: recipe/of_before, sent from here before and not in prefect.yaml any more"
+    ]
     return up
 
 
@@ -123,6 +133,12 @@ def test_everything_answers_and_is_quiet(up: Up) -> None:
     pools = {pool["name"]: pool["concurrency_limit"] for pool in up.all("work_pools")}
     assert (pools["cpu"], pools["gpu"]) == (1, 1)
     assert not [line for line in (up.almanac.root / ".work/up/prefect-server.log").read_text().splitlines() if "telemetry" in line]
+
+
+def test_only_what_was_sent_from_here_before_is_taken_away(deployed: Up) -> None:
+    """Mutation: ask for the tag alone, or for no directory."""
+    found = {one["name"] for one in deployed.all("deployments") if one["name"].startswith("of_")}
+    assert found == {"of_another_checkout", "of_a_person"}
 
 
 def test_what_a_deployment_does_not_take_is_refused_before_there_is_a_run(deployed: Up) -> None:
