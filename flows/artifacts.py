@@ -33,6 +33,9 @@ SECONDS_BETWEEN = 15.0
 MLFLOW_PAGES = "ALMANAC_MLFLOW_PAGES"
 """Environment variable: where MLflow's pages are, where runs write to its database and not to a tracking server. `almanac up` sets it."""
 
+UNITS = "accuracies and gain in %, with their intervals"
+"""What the columns of a table do not say themselves."""
+
 
 @contextmanager
 def best_effort() -> Iterator[None]:
@@ -50,7 +53,7 @@ def key(*parts: str) -> str:
 
 def stage_row(record: RunRecord, stage: StageRecord) -> dict[str, Any]:
     """What a person asks of a stage: accuracies and gain in % with their intervals, wall-clock seconds."""
-    found: dict[str, Any] = {"stage": stage.name, "kind": stage.kind, "run": record.run}
+    found: dict[str, Any] = {"stage": stage.name, "kind": stage.kind}
     if stage.steps_planned or stage.steps:
         found["steps"] = f"{stage.steps} of {stage.steps_planned or '?'}"
     if stage.accuracy_after is not None:
@@ -60,14 +63,14 @@ def stage_row(record: RunRecord, stage: StageRecord) -> dict[str, Any]:
     if stage.seconds is not None:
         found["seconds"] = round(stage.seconds, 1)
     found |= stage.results
-    return found | {"made by": stage.reused_from or record.run, "output": stage.output or ""}
+    return found | {"run": record.run, "made by": stage.reused_from or record.run, "output": stage.output or ""}
 
 
 def stage_table(record: RunRecord, name: str) -> None:
     """A stage that has ended, with a row; Prefect keeps those of earlier runs under the same key."""
-    stage = record.stage(name)
+    text = f"stage {name} of {record.recipe}; {UNITS}"
     with best_effort():
-        create_table_artifact([stage_row(record, stage)], key=key(record.recipe, name), description=f"stage {name} of {record.recipe}")
+        create_table_artifact([stage_row(record, record.stage(name))], key=key(record.recipe, name), description=text)
 
 
 def link(record: RunRecord) -> None:
@@ -99,9 +102,10 @@ def night_verdict(record: NightRecord, page: str) -> None:
 
 
 class Bars:
-    """Progress bars on Prefect's pages, by phase."""
+    """Progress bars on Prefect's pages, by phase of a run of `recipe`."""
 
-    def __init__(self) -> None:
+    def __init__(self, recipe: str) -> None:
+        self._recipe = recipe
         self._made: dict[str, UUID] = {}
 
     def __call__(self, phase: str, percent: float) -> None:
@@ -110,7 +114,7 @@ class Bars:
             if phase in self._made:
                 update_progress_artifact(self._made[phase], progress=percent)
             else:
-                made = create_progress_artifact(percent, key=key("progress", phase), description=phase)
+                made = create_progress_artifact(percent, key=key(self._recipe, "progress", phase), description=f"{phase} of {self._recipe}")
                 assert isinstance(made, UUID)
                 self._made[phase] = made
 

@@ -13,9 +13,9 @@ def data(recipe: RecipeName, overrides: tuple[Override, ...] = (), timeout_secon
     """The model, whose tokenizer counts the prompts' tokens, and the data. Returns the run's id.
 
     Args:
-        recipe: file in conf/recipe.
-        overrides: settings, key=value in Hydra's grammar.
-        timeout_seconds: after so many the run is stopped; never without it.
+        recipe: one of the files in conf/recipe.
+        overrides: settings of the recipe, one an item: `key=value` in Hydra's grammar, such as `seed=7` or `~stages.sft`.
+        timeout_seconds: the run is stopped so many seconds after its turn has come; None: never.
     """
     with run_of(recipe, overrides, about=lambda config: [], timeout_seconds=timeout_seconds) as context:
         create_model()

@@ -35,9 +35,9 @@ NIGHTS = {"cpu": ("0 2 * * *", 4 * HOUR, "every night"), "gpu": ("0 2 * * 6", 48
 EXAMPLE = {"cpu": "polaris_tiny", "gpu": "polaris_qwen3_4b"}
 """Recipe that a deployment of a single part is about, where the person who starts it names no other."""
 PARTS = {
-    "data": "a recipe's model and data, made and checked",
-    "evaluation": "accuracy before and after the stages of a recipe, as they lie ready",
-    **{kind: f"one stage of kind {kind}, where the stages before it lie ready" for kind in KINDS},
+    "data": "A recipe's model and data, made and checked",
+    "evaluation": "Accuracy before and after the stages of a recipe, as they lie ready",
+    **{kind: f"One stage of kind {kind}, where the stages before it lie ready" for kind in KINDS},
 }
 ZOMBIES = "crash zombies"
 HEARTBEATS_SECONDS = 300
@@ -86,7 +86,7 @@ def _parts() -> Iterator[dict[str, Any]]:
 def _nights() -> Iterator[dict[str, Any]]:
     for pool in POOLS:
         cron, budget, when = NIGHTS[pool]
-        what = f"recipes for {pool} devices that have a reference, run {when} and judged beside it"
+        what = f"Recipes for {pool} devices that have a reference, run {when} and judged beside it"
         night = _deployment("nightly", pool, pool, what, {"budget_seconds": budget, "names": [], "devices": pool})
         # A night that is still on is the one; the next is not kept for later.
         night["concurrency_limit"] = {"limit": 1, "collision_strategy": "CANCEL_NEW"}

@@ -20,10 +20,10 @@ def evaluation(recipe: RecipeName, label: str = BASE, overrides: tuple[Override,
     An evaluation that lies ready, made from the same, is taken as it is.
 
     Args:
-        recipe: file in conf/recipe.
-        label: `base`, the weights that the recipe starts from, or the stage that has trained last.
-        overrides: settings, key=value in Hydra's grammar.
-        timeout_seconds: after so many the run is stopped; never without it.
+        recipe: one of the files in conf/recipe.
+        label: `base`, for the weights that the recipe starts from, or the name of a stage that trains: the last one to be evaluated.
+        overrides: settings of the recipe, one an item: `key=value` in Hydra's grammar, such as `seed=7` or `~stages.sft`.
+        timeout_seconds: the run is stopped so many seconds after its turn has come; None: never.
     """
 
     def stages(config: RecipeConfig) -> list[str]:

@@ -57,9 +57,9 @@ def nightly(budget_seconds: Seconds, names: tuple[str, ...] = (), devices: Devic
     """All recipes in the order given, their verdicts, and the page. Returns the night's record, or that it was due too long ago.
 
     Args:
-        budget_seconds: of all runs together.
-        names: of references; without any, all whose recipes are for `devices`.
-        devices: cpu or gpu.
+        budget_seconds: how many seconds all runs together may take.
+        names: references to run (`almanac reference list`); none: all whose recipes are for `devices`.
+        devices: which recipes to run where no names are given.
 
     Raises:
         ConfigurationError: a recipe cannot be run or judged; all that is wrong with any of them.

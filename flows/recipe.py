@@ -20,10 +20,10 @@ def recipe(recipe: RecipeName, overrides: tuple[Override, ...] = (), fresh: bool
     Returns the run's id.
 
     Args:
-        recipe: file in conf/recipe.
-        overrides: settings, key=value in Hydra's grammar.
-        fresh: everything is made anew; else stages and evaluations that lie ready, made from the same, are taken as they are.
-        timeout_seconds: after so many the run is stopped; never without it.
+        recipe: one of the files in conf/recipe.
+        overrides: settings of the recipe, one an item: `key=value` in Hydra's grammar, such as `seed=7` or `~stages.sft`.
+        fresh: everything is made anew. Else stages and evaluations that lie ready, made from the same, are taken as they are.
+        timeout_seconds: the run is stopped so many seconds after its turn has come; None: never.
     """
     with run_of(recipe, overrides, fresh=fresh, timeout_seconds=timeout_seconds) as context:
         create_model()

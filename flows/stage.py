@@ -19,10 +19,10 @@ def _flow_of(kind: str) -> Flow[..., str]:
         """A stage of a recipe, with what the stages before it have left, which must lie ready. Returns the run's id.
 
         Args:
-            recipe: file in conf/recipe.
-            stage: its name in the recipe.
-            overrides: settings, key=value in Hydra's grammar.
-            timeout_seconds: after so many the run is stopped; never without it.
+            recipe: one of the files in conf/recipe.
+            stage: name of the stage in the recipe; see `stages` in its file.
+            overrides: settings of the recipe, one an item: `key=value` in Hydra's grammar, such as `seed=7` or `~stages.sft`.
+            timeout_seconds: the run is stopped so many seconds after its turn has come; None: never.
         """
 
         def stages(config: RecipeConfig) -> list[str]:

@@ -107,7 +107,7 @@ def run_of(
 
         flow_run = runtime.flow_run.id
         _name(flow_run, who.name)
-        progress = artifacts.Progress(who.listener, artifacts.Bars())
+        progress = artifacts.Progress(who.listener, artifacts.Bars(config.name))
         context = stack.enter_context(open_run(config, who.name, progress, fresh=fresh, stages=stages, flow_run=flow_run))
         stack.callback(_context.reset, _context.set(context))
         artifacts.link(context.record)

@@ -234,8 +234,11 @@ def test_a_killed_recipe_says_so_and_goes_on_at_the_stage_that_was_killed(deploy
     assert [stage["reused_from"] for stage in second["stages"]] == [first["run"], None]
     assert second["status"] == "finished"
 
-    rows = {artifact["key"]: json.loads(artifact["data"])[0] for artifact in deployed.all("artifacts/latest") if artifact["type"] == "table"}
+    tables = [artifact for artifact in deployed.all("artifacts/latest") if artifact["type"] == "table"]
+    rows = {artifact["key"]: json.loads(artifact["data"])[0] for artifact in tables}
     assert set(rows) == {"grpo-tiny-sft", "grpo-tiny-rl"}
+    # Mutation: make them in flows within the recipe's; the page of the run would show nothing of them.
+    assert {table["flow_run_id"] for table in tables} == {flow_run}
     assert (rows["grpo-tiny-sft"]["made by"], rows["grpo-tiny-rl"]["steps"]) == (first["run"], "2 of 2")
     assert re.fullmatch(r"[\d.]+ \[[\d.]+, [\d.]+\]", rows["grpo-tiny-rl"]["accuracy after"])
 
