@@ -152,6 +152,7 @@ def put_edges(clock: Clock) -> "Server":
         clock.around(body, "fn", JOB)
     # It runs beside the first evaluation; what is waited for at the end is seen.
     clock.around(units.validate_data, "fn", "validation")
+    clock.processes(units.validate_data, "fn", "validation")
     clock.around(PrefectConcurrentFuture, "result", "validation")
     for name in ("__enter__", "__exit__", "_log"):
         clock.around(Tracker, name, "MLflow")

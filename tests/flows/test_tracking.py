@@ -16,8 +16,9 @@ from typing import Any
 import psutil
 import pytest
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Metric, Run
 from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from waiting import wait_for
 
 from engine.events import EvaluationProgressed, SamplesGenerated, StageFinished, StageStarted, StepFinished
@@ -335,6 +336,29 @@ def test_a_refused_record_does_not_hold_up_the_others(root: Path, client: Mlflow
     assert "1 records are not in MLflow" in tracker.complaint
     assert "gone" in tracker.complaint
     assert history(client, runs(client)["rl"], "reward/mean") == [(1, 0.5)]
+
+
+def test_quick_steps_are_sent_together_and_a_refused_one_alone_is_missing(root: Path, client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    log_batch = MlflowClient.log_batch
+    sent: list[set[int]] = []
+
+    def refuses(self: MlflowClient, run_id: str, metrics: Sequence[Metric] = (), **fields: Any) -> None:
+        sent.append({metric.step for metric in metrics})
+        if 7 in sent[-1]:
+            raise MlflowException("not this one", error_code=INVALID_PARAMETER_VALUE)
+        log_batch(self, run_id, metrics, **fields)
+
+    with Tracker(CONFIG, record()) as tracker:
+        tracker.emit(StageStarted(stage="rl", kind="rl", steps=20))
+        monkeypatch.setattr(MlflowClient, "log_batch", refuses)
+        for step in range(1, 21):
+            tracker.emit(StepFinished(stage="rl", step=step, metrics={"reward/mean": step / 10}))
+    # Mutation: send every step by itself.
+    assert {*range(1, 21)} in sent
+    # Mutation: pass over all that were refused together.
+    assert [step for step, _ in history(client, runs(client)["rl"], "reward/mean")] == [step for step in range(1, 21) if step != 7]
+    assert tracker.complaint is not None
+    assert tracker.complaint.startswith("1 records are not in MLflow")
 
 
 def test_a_server_that_is_away_stops_nothing_and_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
