@@ -91,7 +91,7 @@ def night_markdown(record: NightRecord, page: str) -> str:
     lines += ["| recipe | verdict | run | what |", "| --- | --- | --- | --- |"]
     for recipe in record.recipes:
         what = "; ".join(recipe.why()).replace("|", "\\|").replace("\n", " ")
-        lines.append(f"| {recipe.name} | {recipe.word} | {recipe.outcome} | {what} |")
+        lines.append(f"| {recipe.name} | {recipe.word} | {recipe.how} | {what} |")
     return "\n".join([*lines, "", f"Page with all curves: `{page}`"])
 
 

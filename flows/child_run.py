@@ -37,19 +37,24 @@ def run(
     log: Path,
     *,
     seconds: float = math.inf,
+    fresh: bool = True,
+    until: str | None = None,
     program: Sequence[str] = ("-m", "flows.cli"),
 ) -> Outcome:
-    """`almanac run --fresh` with these overrides. Whatever ends the caller, Ctrl-C and SIGTERM included, ends the run in order too.
+    """`almanac run` with these overrides. Whatever ends the caller, Ctrl-C and SIGTERM included, ends the run in order too.
 
     Args:
         overrides: in Hydra's grammar, the recipe included.
         log: what it says goes to the end of this file.
         seconds: after so many it is told to stop.
+        fresh: `--fresh`.
+        until: `--until`.
         program: Python's arguments for the command, where it is not the `almanac` of this code.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     started, stopped = time.monotonic(), False
-    command = [sys.executable, *program, "run", "--fresh", *overrides]
+    options = [*(["--fresh"] if fresh else []), *(["--until", until] if until else [])]
+    command = [sys.executable, *program, "run", *options, *overrides]
     with log.open("ab") as output:
         begin = output.tell()
         # A session of its own: Ctrl-C reaches us alone, and the run is told once.

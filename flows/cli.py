@@ -57,6 +57,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
     ran = verb("run", commands.run, "run a recipe from data to a measured gain; stages that lie ready are not run again", overrides=True)
     ran.add_argument("--fresh", action="store_true", help="make everything anew")
+    ran.add_argument("--until", metavar="STAGE", help="end with this stage and its evaluation")
     checked = verb("preflight", commands.preflight, "check everything that can be known before a run", overrides=True)
     checked.add_argument("--here", action="store_true", help="fail, too, when this machine lacks something that the recipe needs")
     reckoned = _reckoning_verbs(verb)

@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     """`almanac run`: 0 only when the last planned step was done."""
     from flows import run as runs
 
-    runs.run(arguments.overrides, fresh=arguments.fresh)
+    runs.run(arguments.overrides, fresh=arguments.fresh, until=arguments.until)
     return 0
 
 

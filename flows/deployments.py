@@ -64,7 +64,7 @@ def _recipes() -> Iterator[dict[str, Any]]:
     for name in choices("recipe"):
         config = compose([f"recipe={name}"])
         pool = pool_of(config)
-        parameters = {"recipe": name, "overrides": [], "fresh": False, "timeout_seconds": MOST_SECONDS[pool]}
+        parameters = {"recipe": name, "overrides": [], "fresh": False, "until": None, "timeout_seconds": MOST_SECONDS[pool]}
         yield _deployment("recipe", name, pool, config.description, parameters)
 
 
@@ -87,7 +87,7 @@ def _nights() -> Iterator[dict[str, Any]]:
     for pool in POOLS:
         cron, budget, when = NIGHTS[pool]
         what = f"Recipes for {pool} devices that have a reference, run {when} and judged beside it"
-        night = _deployment("nightly", pool, pool, what, {"budget_seconds": budget, "names": [], "devices": pool})
+        night = _deployment("nightly", pool, pool, what, {"budget_seconds": budget, "names": [], "devices": pool, "next_stage": False})
         # A night that is still on is the one; the next is not kept for later.
         night["concurrency_limit"] = {"limit": 1, "collision_strategy": "CANCEL_NEW"}
         yield night | {"schedules": [{"cron": cron, "timezone": "UTC", "active": True}]}

@@ -16,19 +16,20 @@ from tasks.progress import START_PREFECT, PhaseFinished, PhaseStarted
 COLOURS = {"worse": "bold red", "better": "green", "within": "", "insufficient": "yellow"}
 
 
-def night(names: Sequence[str], budget_seconds: float) -> int:
+def night(names: Sequence[str], budget_seconds: float, *, next_stage: bool) -> int:
     """A whole night. Returns 0 only if nothing is worse.
 
     Args:
         names: of references.
         budget_seconds: of all runs together.
+        next_stage: of each recipe its next part, and not all of it.
 
     Raises:
         ConfigurationError: a recipe cannot be run or judged; all that is wrong with any of them.
     """
-    name, seed = nights.new_night()
+    name = nights.new_night()
     # The flow asks again; a person at a terminal hears before Prefect has started.
-    planned(names, seed, budget_seconds)
+    planned(names, name, budget_seconds, next_stage=next_stage)
     with observed(nights.directory(name) / "almanac.log", f"night {name}", [START_PREFECT, *names]) as display:
         display.show(PhaseStarted(phase=START_PREFECT))
         from flows.prefect_server import start_server
@@ -41,7 +42,7 @@ def night(names: Sequence[str], budget_seconds: float) -> int:
         display.show(PhaseFinished(phase=START_PREFECT, result=server.api))
         try:
             with watched(name, display.show):
-                record = nightly(budget_seconds, tuple(names))
+                record = nightly(budget_seconds, tuple(names), next_stage=next_stage)
         except WorseError as worse:
             record = worse.record
         assert isinstance(record, NightRecord), "only a worker comes too late"
@@ -55,5 +56,5 @@ def _table(record: NightRecord) -> Table:
     for column in ("recipe", "verdict", "run", "what"):
         table.add_column(column)
     for recipe in record.recipes:
-        table.add_row(recipe.name, Text(recipe.word, COLOURS[recipe.word]), recipe.outcome, "\n".join(recipe.why()))
+        table.add_row(recipe.name, Text(recipe.word, COLOURS[recipe.word]), recipe.how, "\n".join(recipe.why()))
     return table

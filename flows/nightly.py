@@ -43,23 +43,26 @@ def page_of(record: NightRecord) -> Path:
 @task(name="judge", task_run_name="judge {name}", cache_policy=NO_CACHE)
 def run_and_judge(night: str, name: str, planned: Planned, seconds: float) -> RecipeNight:
     """One recipe, run for so many seconds at most, and compared with its reference. A run that fails is a verdict, no error."""
-    expected = nights.expected_seconds(planned.reference)
+    part, expected = planned.part, nights.expected_seconds(planned.reference, planned.part)
     if expected > seconds:
-        reason = f"a run takes {expected:.0f} s, by the reference, and {max(0.0, seconds):.0f} s of the budget are left"
-        return nights.not_started(planned.reference, planned.config, reason)
+        reason = f"{'a run' if part is None else 'it'} takes {expected:.0f} s, by the reference, and {max(0.0, seconds):.0f} s of the budget are left"
+        return nights.not_started(planned.reference, planned.config, reason, part)
     # It reports to the night's own server (PREFECT_API_URL), so that Prefect's pages show them together.
-    outcome = child_run.run(planned.overrides, nights.directory(night) / f"{name}.log", seconds=seconds)
-    return nights.judged(night, planned.reference, planned.config, outcome.status, outcome.record, outcome.reason, outcome.seconds)
+    # What earlier nights of the round have left is taken.
+    fresh, until = part is None or part.begun == night, None if part is None else part.until
+    outcome = child_run.run(planned.overrides, nights.directory(night) / f"{name}.log", seconds=seconds, fresh=fresh, until=until)
+    return nights.judged(night, planned.reference, planned.config, outcome.status, outcome.record, outcome.reason, outcome.seconds, part)
 
 
 @flow(name="nightly", flow_run_name="nightly")
-def nightly(budget_seconds: Seconds, names: tuple[str, ...] = (), devices: DevicePool = "cpu") -> NightRecord | State[Any]:
+def nightly(budget_seconds: Seconds, names: tuple[str, ...] = (), devices: DevicePool = "cpu", next_stage: bool = False) -> NightRecord | State[Any]:
     """All recipes in the order given, their verdicts, and the page. Returns the night's record, or that it was due too long ago.
 
     Args:
         budget_seconds: how many seconds all runs together may take.
         names: references to run (`almanac reference list`); none: all whose recipes are for `devices`.
         devices: which recipes to run where no names are given.
+        next_stage: of each recipe its next stage that trains, with what stands before it, and not all; after the last one the next round begins.
 
     Raises:
         ConfigurationError: a recipe cannot be run or judged; all that is wrong with any of them.
@@ -70,7 +73,7 @@ def nightly(budget_seconds: Seconds, names: tuple[str, ...] = (), devices: Devic
         return Cancelled(message=f"was due {due:%Y-%m-%d %H:%M} UTC, more than {LATEST.total_seconds() / 3600:.0f} hours ago")
     names = names or references_for(devices)
     with _night(names) as who:
-        recipes, warnings = planned(names, nights.seed(who.name), budget_seconds)
+        recipes, warnings = planned(names, who.name, budget_seconds, next_stage=next_stage)
         for warning in warnings:
             who.listener(Notice(text=warning))
         record = _judged(who.name, recipes, budget_seconds, who.listener)
@@ -92,7 +95,7 @@ def _night(names: Sequence[str]) -> Iterator[Watcher]:
         yield who
         return
     workspace.quiet_environment()
-    night, _ = nights.new_night()
+    night = nights.new_night()
     with in_turn(night, keep=False), unwatched(night, nights.directory(night) / "almanac.log", names) as display:
         yield Watcher(night, display.show)
 

@@ -15,6 +15,7 @@ def add(verb: Callable[..., argparse.ArgumentParser]) -> None:
     night = verb("nightly", nightly, "run recipes under a budget, and judge them beside their references; 0 only if nothing is worse")
     night.add_argument("names", nargs="+", metavar="NAME", help="of references: `almanac reference list`")
     night.add_argument("--budget-seconds", type=float, required=True, metavar="N", help="of all runs together")
+    night.add_argument("--next-stage", action="store_true", help="of each recipe its next stage that trains, and not all: docs/nightly.md")
     references = verb("reference", show_reference, "how a recipe comes out when nothing is wrong")
     actions = references.add_subparsers(title="actions", metavar="ACTION", required=True)
     made = actions.add_parser("make", help="run a recipe with several seeds, or go on with that")
@@ -34,7 +35,7 @@ def nightly(arguments: argparse.Namespace) -> int:
     """`almanac nightly`: 1 when something is worse."""
     from flows.night import night
 
-    return night(arguments.names, arguments.budget_seconds)
+    return night(arguments.names, arguments.budget_seconds, next_stage=arguments.next_stage)
 
 
 def make_reference(arguments: argparse.Namespace) -> int:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from flows.parameters import DevicePool, pool_of
 from flows.run import checked
-from tasks import reference
+from tasks import nights, reference, rounds
 from tasks.check import did_you_mean
 from tasks.compose import choices, compose
 from tasks.config import RecipeConfig
+from tasks.nights import Part
 from tasks.problems import ConfigurationError, Problem
 from tasks.reference import Reference
 
@@ -20,13 +21,15 @@ class Planned:
 
     reference: Reference
     config: RecipeConfig
-    """With the night's seed."""
+    """With its seed."""
     overrides: Sequence[str]
     """What gives it."""
+    part: Part | None
+    """Of the recipe; None: all of it."""
 
 
-def planned(names: Sequence[str], seed: int, budget_seconds: float) -> tuple[list[Planned], list[str]]:
-    """The recipes of the references `names`, and what a person should be warned of.
+def planned(names: Sequence[str], night: str, budget_seconds: float, *, next_stage: bool) -> tuple[list[Planned], list[str]]:
+    """The recipes of the references `names`, and what a person should be warned of. With `next_stage`, the next part of each.
 
     Raises:
         ConfigurationError: all that is wrong with any of them.
@@ -36,7 +39,7 @@ def planned(names: Sequence[str], seed: int, budget_seconds: float) -> tuple[lis
     found, warnings = [], []
     for name in dict.fromkeys(names):
         try:
-            one = _planned(name, seed)
+            one = _planned(name, night, next_stage=next_stage)
             found.append(one)
             warnings += [f"{name}: {warning}" for warning in checked(one.config)]
         except ConfigurationError as error:
@@ -62,7 +65,7 @@ def references_for(devices: DevicePool) -> tuple[str, ...]:
     return names
 
 
-def _planned(name: str, seed: int) -> Planned:
+def _planned(name: str, night: str, *, next_stage: bool) -> Planned:
     known, recipes = reference.known(), choices("recipe")
     if name not in known:
         there_are = f"there are: {', '.join(known)}" if known else "there is none yet"
@@ -72,7 +75,9 @@ def _planned(name: str, seed: int) -> Planned:
             )
         raise ConfigurationError([Problem(name, f"neither a reference nor a recipe{did_you_mean(name, [*known, *recipes])}; {there_are}")])
     found = reference.load(name)
-    overrides = [f"recipe={found.recipe}", *found.overrides, f"seed={seed}"]
+    overrides = [f"recipe={found.recipe}", *found.overrides]
     config = compose(overrides)
     reference.check(found, config)
-    return Planned(found, config, overrides)
+    part = rounds.next_part(name, reference.digest(found), config, night) if next_stage else None
+    overrides = [*overrides, f"seed={nights.seed(part.begun if part else night)}"]
+    return Planned(found, compose(overrides), overrides, part)

@@ -29,6 +29,7 @@ from tasks.progress import (
     planned_phases,
 )
 from tasks.run_lock import only_run
+from tasks.stage import through
 
 if TYPE_CHECKING:  # torch
     from engine.trainer.replay import Difference
@@ -58,15 +59,21 @@ def refuse(findings: Sequence[Finding], *levels: str) -> None:
         raise ConfigurationError(problems)
 
 
-def run(overrides: Sequence[str], *, fresh: bool = False) -> None:
-    """A whole recipe, with one display on the terminal and a table at the end. Returns only when the last planned step is done.
+def run(overrides: Sequence[str], *, fresh: bool = False, until: str | None = None) -> None:
+    """A recipe, with one display on the terminal and a table at the end. Returns only when the last planned step is done.
 
-    With `fresh` everything is made anew; else stages that lie ready, made from the same, are taken as they are.
+    With `fresh` everything is made anew; else stages that lie ready, made from the same, are taken as they are. `until` names the stage that it ends
+    with; without it, that is the last one.
+
+    Raises:
+        ConfigurationError: what would stop the run.
+        ValueError: there is no such stage.
     """
     config = compose(overrides)
+    phases = planned_phases(config, through(config, until))
     warnings = checked(config)
     run_id = record.new_run_id(config.name)
-    with only_run(run_id), observed(workspace.run_directory(run_id) / "almanac.log", run_id, planned_phases(config)) as display:
+    with only_run(run_id), observed(workspace.run_directory(run_id) / "almanac.log", run_id, phases) as display:
         for warning in warnings:
             display.show(Notice(text=warning))
         display.show(PhaseStarted(phase=START_PREFECT))
@@ -82,7 +89,7 @@ def run(overrides: Sequence[str], *, fresh: bool = False) -> None:
         display.show(PhaseFinished(phase=START_PREFECT, result="temporary server" if server.process else server.api))
         name, others = split_recipe(overrides)
         with watched(run_id, display.show):
-            recipe(name, tuple(others), fresh)
+            recipe(name, tuple(others), fresh, until)
         display.close(show.table(record.load(run_id)))
 
 

@@ -102,7 +102,7 @@ def run_of(
     config = compose([f"recipe={recipe}", *overrides])
     stages = about(config)
     with ExitStack() as stack:
-        who = _watcher.get() or stack.enter_context(_unwatched(config))
+        who = _watcher.get() or stack.enter_context(_unwatched(config, stages))
         from tasks.context import open_run  # torch
 
         flow_run = runtime.flow_run.id
@@ -142,11 +142,11 @@ def in_turn(name: str, *, keep: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def _unwatched(config: RecipeConfig) -> Iterator[Watcher]:
+def _unwatched(config: RecipeConfig, stages: Sequence[str]) -> Iterator[Watcher]:
     workspace.quiet_environment()
     run = record.new_run_id(config.name)
     log = workspace.run_directory(run) / "almanac.log"
-    with in_turn(run), unwatched(run, log, planned_phases(config)) as display:
+    with in_turn(run), unwatched(run, log, planned_phases(config, stages)) as display:
         for warning in checked(config):
             display.show(Notice(text=warning))
         yield Watcher(run, display.show)

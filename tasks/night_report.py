@@ -58,14 +58,14 @@ def _shown(night: NightRecord, recipe: RecipeNight, known: Reference) -> dict[st
         "stages": [_stage(stage, known) for stage in recipe.stages],
         "cost": _cost(recipe, known),
         **_changes(night, recipe),
-        "expected": nights.expected_seconds(known),
-        "before": len(nights.past(recipe.name, recipe.reference_digest, before=night.night)),
+        "expected": nights.expected_seconds(known, recipe.part),
+        "before": len(nights.past(recipe.name, recipe.reference_digest, before=night.night, stages=recipe.summary)),
     }
 
 
 def _changes(night: NightRecord, recipe: RecipeNight) -> dict[str, Any]:
     """Tonight beside the last good night. The seed is another one every night, and with it are data that are generated from it."""
-    good = nights.last_good(recipe.name, night.night)
+    good = nights.last_good(recipe.name, night.night, recipe.part)
     found = differences.between(recipe.lineage if good is None else good[1].lineage, recipe.lineage)
     patch = (nights.directory(night.night) / PATCH).read_text(errors="replace").splitlines()
     return {

@@ -1,6 +1,6 @@
 """What a run will do, in order, and where it is: for whoever watches."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -59,12 +59,12 @@ def evaluation_phase(label: str) -> str:
     return f"evaluate {label}"
 
 
-def planned_phases(config: RecipeConfig) -> list[str]:
-    """All phases of a recipe, in order; a stage is a phase with the stage's name."""
+def planned_phases(config: RecipeConfig, stages: Sequence[str]) -> list[str]:
+    """All phases of a run of these stages, in order; a stage is a phase with the stage's name."""
     validated = [] if config.data.quality == "off" else [VALIDATE_DATA]
     phases = [START_PREFECT, CREATE_MODEL, PREPARE_DATA, *validated, START_ENGINE, evaluation_phase(BASE)]
-    for name, stage in config.stages.items():
-        phases += [name, evaluation_phase(name)] if kind_of(stage).trains else [name]
+    for name in stages:
+        phases += [name, evaluation_phase(name)] if kind_of(config.stages[name]).trains else [name]
     return [*phases, FINISH]
 
 

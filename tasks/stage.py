@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from tasks import record, workspace
 from tasks.accuracy import Accuracy, described
+from tasks.check import did_you_mean
 from tasks.compose import compose
 from tasks.config import RecipeConfig
 from tasks.data_error import DataError
@@ -56,15 +57,17 @@ def notices(event: Report) -> None:
         print(f"{event.phase}: {event.result}", file=sys.stderr)
 
 
-def through(config: RecipeConfig, name: str) -> list[str]:
-    """A stage, after all before it.
+def through(config: RecipeConfig, name: str | None) -> list[str]:
+    """A stage, after all before it; without a name all stages.
 
     Raises:
         ValueError: the recipe has no such stage; names those that it has.
     """
     known = list(config.stages)
+    if name is None:
+        return known
     if name not in known:
-        raise ValueError(f"recipe {config.name} has no stage {name}; it has: {', '.join(known)}")
+        raise ValueError(f"recipe {config.name} has no stage {name}{did_you_mean(name, known)}; it has: {', '.join(known)}")
     return known[: known.index(name) + 1]
 
 

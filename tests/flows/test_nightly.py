@@ -10,7 +10,7 @@ from synthetic_runs import store
 
 
 def verdict(almanac: Almanac) -> dict:
-    (path,) = (almanac.root / ".work" / "nightly").glob("*/verdict.json")
+    path = max((almanac.root / ".work" / "nightly").glob("*/verdict.json"))
     assert (path.parent / "report.html").stat().st_size > 10_000
     return json.loads(path.read_text())
 
@@ -39,6 +39,25 @@ def test_a_night_runs_its_recipes_and_judges_them(almanac: Almanac) -> None:
     assert (record["status"], record["seed"]) == ("finished", small["seed"])
     assert "insufficient" in done.stdout
     assert "report: " in done.stdout
+
+
+def test_nights_run_one_stage_after_the_other(almanac: Almanac) -> None:
+    store(almanac.root, "small")
+    found = []
+    for _ in range(2):
+        done = almanac("nightly", "small", "--budget-seconds", "400", "--next-stage", timeout=560)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found += verdict(almanac)["recipes"]
+    first, second = found
+    assert [one["part"]["stages"] for one in found] == [["sft"], ["rl"]]
+    assert "finished, part 2 of 2 (to rl)" in " ".join(done.stdout.split())
+    records = [json.loads((almanac.root / ".work" / "runs" / one["run"] / "record.json").read_text()) for one in found]
+    # Mutation: run on to the last stage; or leave out who ends where.
+    assert [[stage["name"] for stage in record["stages"]] for record in records] == [["sft"], ["sft", "rl"]]
+    # Mutation: another seed, or --fresh: the first stage is then trained again.
+    assert first["seed"] == second["seed"] == records[1]["seed"]
+    assert records[1]["stages"][0]["reused_from"] == first["run"]
+    assert {one["stage"] for one in second["verdicts"]} == {"rl"}
 
 
 def test_a_run_is_stopped_when_the_budget_is_spent_and_something_worse_is_said(almanac: Almanac) -> None:

@@ -63,6 +63,13 @@ def test_bad_input_ends_with_2_and_leaves_nothing(
     assert not (root / "data").exists()
 
 
+def test_a_run_until_a_stage_that_there_is_not_ends_before_anything_starts(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Mutation: look for the stage when the flow has started."""
+    assert cli.main(["run", "recipe=polaris_tiny", "--until", "stage_4"]) == cli.BAD_INPUT
+    assert "stage_4 (did you mean stage_" in capsys.readouterr().err
+    assert not (root / ".work").exists()
+
+
 def test_all_problems_are_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "recipe=grpo_tiny", "stages.rl.stepz=3", "seed=-1"]) == cli.BAD_INPUT
     err = capsys.readouterr().err

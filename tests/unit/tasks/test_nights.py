@@ -52,22 +52,22 @@ def test_nights_are_remembered_with_the_reference_that_they_belong_to(known: ref
     for number in (1, 2, 3):
         night(known, number, {"reward/mean": -0.6} if number == 3 else None)
     identity = reference.digest(known)
-    past = nights.past("small", identity, before="20261204-020000")
+    past = nights.past("small", identity, before="20261204-020000", stages=["rl"])
     assert len(past) == 3
     assert [("rl", "reward/mean") in one.within for one in past] == [True, True, False]
-    assert nights.past("small", "another", before="20261204-020000") == []
-    assert len(nights.past("small", identity, before="20261203-020000")) == 2
-    good = nights.last_good("small", "20261204-020000")
+    assert nights.past("small", "another", before="20261204-020000", stages=["rl"]) == []
+    assert len(nights.past("small", identity, before="20261203-020000", stages=["rl"])) == 2
+    good = nights.last_good("small", "20261204-020000", None)
     assert good is not None
     assert good[0].night == "20261202-020000"
-    assert nights.last_good("small", "20261201-020000") is None
+    assert nights.last_good("small", "20261201-020000", None) is None
 
 
 def test_a_night_cut_short_is_insufficient_and_no_good_one(known: reference.Reference) -> None:
     short = night(known, 1, until=0.5)
     assert (short.recipes[0].word, short.worse) == ("insufficient", False)
     assert {verdict.covered for verdict in short.recipes[0].verdicts if verdict.metric != "accuracy/average"} == {0.5}
-    assert nights.last_good("small", "20261209-020000") is None
+    assert nights.last_good("small", "20261209-020000", None) is None
     assert night(known, 2, {"reward/mean": -0.6}, until=0.5).worse
 
 
