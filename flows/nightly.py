@@ -109,5 +109,9 @@ def _judged(night: str, recipes: Sequence[Planned], budget_seconds: float, liste
         found.append(run_and_judge(night, name, one, end - time.monotonic()))
         listener(PhaseFinished(phase=name, result=f"{found[-1].word}" + (f", {found[-1].outcome}" if found[-1].outcome != "finished" else "")))
     record = nights.record(night, budget_seconds, found)
-    page.write(page_of(record), night_report.to_html(record, [one.reference for one in recipes]))
+    # The verdict stands without its page: whoever waits for it at breakfast is told that all the same.
+    with page.drawing(
+        f"the page of night {night}", lambda text: listener(Notice(text=f"{text}; its numbers are in {nights.directory(night) / nights.RECORD}"))
+    ):
+        page.write(page_of(record), night_report.to_html(record, [one.reference for one in recipes]))
     return record

@@ -1,13 +1,20 @@
 """What all pages have in common: one file each, which loads nothing, for a browser, for MLflow and for paper."""
 
 import functools
+import logging
 import math
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+
+from tasks.failure import reason
+
+logger = logging.getLogger(__name__)
 
 STYLE = (("engine.control", "trace_page.css"), ("tasks.pages", "page.css"))
 
@@ -31,6 +38,21 @@ def write(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_text(text, encoding="utf-8")
     beside.replace(path)
+
+
+@contextmanager
+def drawing(what: str, tell: Callable[[str], None]) -> Iterator[None]:
+    """What cannot be drawn costs nothing but itself: the log has the traceback, and `tell` a sentence. Numbers are to be written before the block.
+
+    Args:
+        what: pictures or pages, in words.
+        tell: shows the sentence to a person.
+    """
+    try:
+        yield
+    except Exception as error:  # whatever a library for pictures raises
+        logger.exception("%s could not be drawn", what)
+        tell(f"{what} could not be drawn: {reason(error)}")
 
 
 def number(value: float | None) -> str:
