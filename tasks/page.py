@@ -41,12 +41,12 @@ def write(path: Path, text: str) -> None:
 
 
 @contextmanager
-def drawing(what: str, tell: Callable[[str], None]) -> Iterator[None]:
+def drawing(what: str, tell: Callable[[str], None] = lambda text: None) -> Iterator[None]:
     """What cannot be drawn costs nothing but itself: the log has the traceback, and `tell` a sentence. Numbers are to be written before the block.
 
     Args:
         what: pictures or pages, in words.
-        tell: shows the sentence to a person.
+        tell: shows the sentence to a person, where there is one.
     """
     try:
         yield

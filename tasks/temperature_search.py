@@ -18,7 +18,7 @@ from engine.prompts import Prompt
 from engine.rollout.plan import SamplePlan
 from engine.statistics import accuracy_interval
 from engine.trainer.session import Session
-from tasks import plots
+from tasks import page, plots
 from tasks.diversity import Units, common_length, diversity
 from tasks.stage_config import GIVEN, TemperatureSearchStageConfig
 
@@ -140,7 +140,8 @@ def search(
     )
     with atomic_file(directory / RESULT) as file:
         file.write_text(found.model_dump_json(indent=2) + "\n")
-    plots.save(plots.temperature_figure(points, picked.temperature, target), directory / PICTURE)
+    with page.drawing(f"the picture of stage {name}"):
+        plots.save(plots.temperature_figure(points, picked.temperature, target), directory / PICTURE)
     emit(StageFinished(stage=name, steps=len(grid), seconds=time.perf_counter() - started))
     return found
 

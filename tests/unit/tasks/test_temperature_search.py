@@ -163,6 +163,19 @@ def test_what_a_search_leaves(plans: list[SamplePlan], tmp_path: Path) -> None:
     assert set(map(len, stored[0]["tokens"])) == {36}
 
 
+def test_a_search_is_not_lost_over_its_picture(plans: list[SamplePlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: draw without `page.drawing`; or before the curve is written."""
+
+    def broken(*arguments: Any) -> Any:
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr(temperature_search.plots, "temperature_figure", broken)
+    events: list[Event] = []
+    curve = found(tmp_path, events)
+    assert Search.read(tmp_path) == curve
+    assert isinstance(events[-1], StageFinished)
+
+
 def test_the_next_search_looks_for_the_diversity_of_the_one_before_on_prefixes_of_its_length(plans: list[SamplePlan], tmp_path: Path) -> None:
     first = found(tmp_path / "1", diversity={"prefix_length": 12})
     # Mutation: a prefix length of its own, 36.
