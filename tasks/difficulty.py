@@ -17,7 +17,7 @@ from engine.prompts import Prompt
 from engine.rollout.plan import SamplePlan
 from engine.trainer.samples import scored
 from engine.trainer.session import Session
-from tasks import plots
+from tasks import page, plots
 from tasks.schemas import DIFFICULTY, check
 from tasks.stage_config import DifficultyStageConfig
 
@@ -131,7 +131,8 @@ def write_ratings(ratings: Sequence[Rating], kept: Collection[str], directory: P
     with atomic_file(directory / HISTOGRAM) as file:
         file.write_text(json.dumps({"samples_per_prompt": len(counts) - 1, "prompts_by_right_samples": counts}, indent=2) + "\n")
     left = histogram([rating for rating in ratings if rating.prompt in kept], ratings[0].samples)
-    plots.save(plots.histogram_figure(counts, left), directory / PICTURE)
+    with page.drawing(f"the picture of {directory / HISTOGRAM}"):
+        plots.save(plots.histogram_figure(counts, left), directory / PICTURE)
 
 
 def results(ratings: Sequence[Rating], kept: int) -> dict[str, float]:

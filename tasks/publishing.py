@@ -20,7 +20,7 @@ from typing import Any, Self
 from engine.atomic import atomic_directory, atomic_file
 from engine.statistics import paired_gain_interval
 from engine.trainer.evaluation import Evaluation
-from tasks import dvc_graph, plots, workspace
+from tasks import dvc_graph, page, plots, workspace
 from tasks.accuracy import Accuracy, accuracy
 from tasks.config import RecipeConfig
 from tasks.curves import OF_THE_MACHINE
@@ -115,11 +115,12 @@ class Publication:
                 evaluations[label] = Evaluation(**{**json.loads(path.read_text()), "label": label})
             accuracies = {label: accuracy(found, self._config.evaluation, self._config.seed) for label, found in evaluations.items()}
             unit = dvc_graph.results(self._config.name, REPORT)
-            with atomic_directory(unit / dvc_graph.OUTPUT) as fresh:
-                plots.save(plots.accuracy_figure(accuracies), fresh / PLOTS / "accuracy.png")
-                plots.save(plots.difficulty_figure(accuracies), fresh / PLOTS / "accuracy_by_difficulty.png")
             _write_metrics(unit / METRICS, gains(evaluations, accuracies, self._config))
-            self._done.append(REPORT)
+            with page.drawing("DVC: the report", lambda text: self._listener(Notice(text=text))):
+                with atomic_directory(unit / dvc_graph.OUTPUT) as fresh:
+                    plots.save(plots.accuracy_figure(accuracies), fresh / PLOTS / "accuracy.png")
+                    plots.save(plots.difficulty_figure(accuracies), fresh / PLOTS / "accuracy_by_difficulty.png")
+                self._done.append(REPORT)
 
     def done(self, unit: str) -> bool:
         """Whether the DVC stage has been published."""

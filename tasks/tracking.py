@@ -6,8 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -102,7 +101,7 @@ class Tracker:
         if self._monitor is not None:
             self._monitor.finish()
         why = None if error is None else reason(error)
-        with self._drawing("the run's pictures and page"):
+        with page.drawing("the run's pictures and page", self._said):
             self._draw(plots.run_figures(journal.read_events(self.events_file)), None)
             self._report("failed" if why else "finished", why)
         summary = show.summary(self.record) | {"status": "failed" if why else "finished", "error": why}
@@ -139,7 +138,7 @@ class Tracker:
             if self._newest_trace is not None and self._newest_trace.step != 1:
                 self._show_trace(self._newest_trace)
             self._newest_trace = None
-            with self._drawing(f"pictures of stage {event.stage}"):
+            with page.drawing(f"pictures of stage {event.stage}", self._said):
                 events = journal.read_events(self.events_file)
                 self._look_at(events, event.stage)
                 self._draw(plots.stage_figures(events, event.stage), event.stage)
@@ -214,14 +213,8 @@ class Tracker:
             except DataError as error:
                 logger.warning(error)
 
-    @contextmanager
-    def _drawing(self, what: str) -> Iterator[None]:
-        """A run that has trained well does not fail for its pictures, and one that fails keeps its reason."""
-        try:
-            yield
-        except Exception as error:  # whatever a library for pictures raises
-            logger.exception("%s could not be drawn", what)
-            self._undrawn = f"{what} could not be drawn: {reason(error)}"
+    def _said(self, text: str) -> None:
+        self._undrawn = text
 
     def _draw(self, figures: Mapping[str, Any], stage: str | None) -> None:
         directory = self.events_file.parent / "plots" / (stage or "")

@@ -20,7 +20,7 @@ from pyarrow import parquet
 from engine.atomic import atomic_directory
 from engine.config import RewardConfig
 from engine.prompts import Prompt
-from tasks import facts, fingerprint, quality_page, readers, workspace
+from tasks import facts, fingerprint, page, quality_page, readers, workspace
 from tasks.answers import graded
 from tasks.config import RecipeConfig
 from tasks.config_data import ChecksConfig, DataConfig
@@ -91,7 +91,8 @@ def validate(config: RecipeConfig, ready: PreparedData) -> Validation:
         problems = [_problem(result, checks, measures) for result in results if not result.success]
         summary |= {"problems": problems, "checks": len(results), "measures": measures}
         (fresh / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n")
-        (fresh / PAGE).write_text(quality_page.page(summary, results), encoding="utf-8")
+        with page.drawing(f"the page of the verdict {directory}"):
+            (fresh / PAGE).write_text(quality_page.page(summary, results), encoding="utf-8")
     return _read(directory, reused=False)
 
 

@@ -85,6 +85,12 @@ def test_ratings_are_those_of_the_stored_samples(engine: Engine, tmp_path: Path)
     assert (tmp_path / "histogram.png").stat().st_size > 1000
 
 
+def test_ratings_are_not_lost_over_their_picture(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Mutation: draw without `page.drawing`; or before the ratings are written.
+    monkeypatch.setattr(difficulty.plots, "histogram_figure", lambda *counts: 1 / 0)
+    assert len(rated(engine, tmp_path)) == len(pd.read_parquet(tmp_path / "difficulty.parquet")) == len(ASKED)
+
+
 def test_a_killed_rating_goes_on_where_it_was_and_finds_the_same(engine: Engine, tmp_path: Path) -> None:
     whole = rated(engine, tmp_path / "whole")
 

@@ -250,6 +250,14 @@ def test_the_report_comes_when_all_the_rest_is_there(
         ("sft", 0.5, 0.25),
         ("rl", 0.75, 0.25),
     ]
+    with pytest.MonkeyPatch.context() as patch:
+        # Mutation: draw without `page.drawing`; the run ends with the error. Mutation: count the report as done all the same.
+        patch.setattr(publishing.plots, "accuracy_figure", lambda *_: 1 / 0)
+        published_all()
+        assert [event.text for event in told if isinstance(event, Notice)] == [
+            "DVC: the report could not be drawn: ZeroDivisionError: division by zero"
+        ]
+        assert "report" not in committed[-1]
     published_all()
     # Drawn again, to the last byte: else `dvc status` would never be clean.
     assert published(checkout, "report") == found

@@ -81,6 +81,13 @@ def test_a_good_set_passes_and_is_validated_once(good: Path, sets: Sets, monkeyp
         sets(TRAIN[:-1], TEST)
 
 
+def test_a_verdict_is_not_lost_over_its_page(sets: Sets, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Mutation: write it without `page.drawing`; a run then fails whose data are good.
+    monkeypatch.setattr(validate.quality_page, "page", lambda *_: 1 / 0)
+    found = sets(TRAIN, TEST)
+    assert (found.problems, validate.PAGE in {path.name for path in found.files()}) == ([], False)
+
+
 FAULTS = {
     "the same row in other letters": (
         [{**TRAIN[3], "prompt": TRAIN[3]["prompt"].upper().replace(" ", "  ")}],
