@@ -45,6 +45,7 @@ def next_part(name: str, reference_digest: str, config: RecipeConfig, night: str
     begun, done = night, 0
     if newest is not None and newest.part is not None and newest.outcome != "failed":
         reached = newest.part.number - (newest.outcome != "finished")
-        if reached < len(found):
+        # A round whose first night was not started has made nothing anew yet.
+        if reached < len(found) and (reached, newest.outcome) != (0, "not started"):
             begun, done = newest.part.begun, reached
     return Part(begun=begun, stages=found[done], number=done + 1, of=len(found))
