@@ -37,11 +37,8 @@ def test_quiet_environment_keeps_what_is_set(monkeypatch: pytest.MonkeyPatch, tm
     assert not {"HF_HUB_OFFLINE", "MLFLOW_TRACKING_URI", "PREFECT_API_URL"} & set(os.environ)
 
 
-@pytest.mark.parametrize(("server", "beats"), [(None, None), ("http://127.0.0.1:4200/api", "30")])
-def test_a_run_shows_signs_of_life_to_a_server_that_outlives_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: str | None, beats: str | None
-) -> None:
-    # Mutations: never, and a killed run is on for ever on that server's pages; always, and each flow of a run takes a second more.
-    monkeypatch.setattr(os, "environ", {"ALMANAC_ROOT": str(tmp_path)} | ({"PREFECT_API_URL": server} if server else {}))
+def test_a_run_shows_signs_of_life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # Mutation: leave it to Prefect, whose three minutes are too near to the five after which a silent run counts as dead.
+    monkeypatch.setattr(os, "environ", {"ALMANAC_ROOT": str(tmp_path)})
     workspace.quiet_environment()
-    assert os.environ.get("PREFECT_FLOWS_HEARTBEAT_FREQUENCY") == beats
+    assert os.environ["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
