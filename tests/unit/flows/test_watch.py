@@ -51,7 +51,8 @@ def test_stages_through_one() -> None:
     config = compose(["recipe=grpo_tiny"])
     assert through(config, "rl") == ["sft", "rl"]
     assert through(config, "sft") == ["sft"]
-    with pytest.raises(ValueError, match="recipe grpo_tiny has no stage rl2; it has: sft, rl"):
+    assert through(config, None) == ["sft", "rl"]
+    with pytest.raises(ValueError, match=r"recipe grpo_tiny has no stage rl2 \(did you mean rl\?\); it has: sft, rl"):
         through(config, "rl2")
 
 
