@@ -147,10 +147,10 @@ def put_edges(clock: Clock) -> "Server":
     for runs in (Flow, Task):
         clock.around(runs, "__call__", "Prefect")
     clock.around(Task, "submit", "Prefect")
-    for body in [recipe.recipe, units.create_model, units.prepare_data, units.evaluate, units.run_stage]:
+    for body in [recipe.recipe, units.create_model, units.prepare_data, units.start_engine, units.evaluate, units.run_stage]:
         # What Prefect calls is the job again.
         clock.around(body, "fn", JOB)
-    # It runs beside the first evaluation; what is waited for at the end is seen.
+    # It runs while the engine starts; what is waited for at the end is seen.
     clock.around(units.validate_data, "fn", "validation")
     clock.processes(units.validate_data, "fn", "validation")
     clock.around(PrefectConcurrentFuture, "result", "validation")

@@ -7,7 +7,7 @@ from prefect import flow
 from flows import artifacts
 from flows.crash import HOOKS
 from flows.parameters import Override, RecipeName, Seconds
-from flows.units import beside, create_model, evaluate, prepare_data, run_stage, validate_data
+from flows.units import beside, create_model, evaluate, prepare_data, run_stage, start_engine, validate_data
 from flows.watch import run_of
 from tasks.progress import BASE
 from tasks.stage import through
@@ -36,9 +36,9 @@ def recipe(
     with run_of(recipe, overrides, about=lambda config: through(config, until), fresh=fresh, timeout_seconds=timeout_seconds) as context:
         create_model()
         prepare_data()
-        # Nothing is trained on data that are not fit; what the first weights are worth may be asked meanwhile.
         with beside(validate_data) if context.config.data.quality != "off" else nullcontext():
-            evaluate(BASE)
+            start_engine()
+        evaluate(BASE)
         for name in through(context.config, until):
             run_stage(name)
             if kind_of(context.config.stages[name]).trains:

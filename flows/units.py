@@ -89,6 +89,16 @@ def validate_data() -> Result:
     return {"what": "verdict on the data", "where": str(workspace.quality_directory(name)), "fingerprint": dict(context.data.digests)}
 
 
+@_unit("start engine", "start engine")
+def start_engine() -> Result:
+    """Ray and the workers, where the first evaluation needs them."""
+    from tasks import stages
+
+    context = current()
+    stages.start_engine(context)
+    return {"what": "engine", "where": str(context.directory), "fingerprint": context.weights.digest}
+
+
 @_unit("evaluate", "evaluate {label}")
 def evaluate(label: str) -> Result:
     """Accuracy of the weights as they are now: of `base`, or after the stage `label`."""

@@ -124,13 +124,23 @@ def validate_data(context: RunContext) -> None:
         result.append(f"{found.checks} checks{failed}{' (as before)' if found.reused else ''}")
 
 
+def start_engine(context: RunContext) -> None:
+    """Starts the engine where the evaluation of the first weights does not lie ready; else it starts when something first needs it.
+
+    Raises:
+        ResourceError: Ray lacks devices; names the resource.
+        WorkerError: a worker failed; names it.
+    """
+    if _kept(context, _evaluation(context), evaluation_unit(BASE)) is None:
+        _ = context.session
+
+
 def evaluate(context: RunContext, label: str) -> Place:
     """Accuracy of the weights as they are now on the test prompts: of `base`, or after the stage with this name, whose gain it then is.
 
     Returns where scores and samples lie.
     """
-    config, before = context.config, context.evaluation
-    place = Place(config.name, EVALUATION, fingerprint.of_evaluation(config, context.weights.digest, context.data.digests["test"]))
+    config, before, place = context.config, context.evaluation, _evaluation(context)
     kept = _kept(context, place, evaluation_unit(label))
     if kept is None:
         with place.making(keep=False) as directory:
@@ -206,6 +216,12 @@ def _begin(context: RunContext, name: str) -> None:
         entry.accuracy_before, entry.interval_before = before.average.mean, (before.average.low, before.average.high)
         entry.greedy_before = before.greedy.mean
         context.save()
+
+
+def _evaluation(context: RunContext) -> Place:
+    """Where the evaluation of the weights as they are now lies."""
+    config = context.config
+    return Place(config.name, EVALUATION, fingerprint.of_evaluation(config, context.weights.digest, context.data.digests["test"]))
 
 
 def _kept(context: RunContext, place: Place, unit: str) -> Output | None:

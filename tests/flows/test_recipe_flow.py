@@ -264,5 +264,7 @@ def test_unfit_data_end_the_run_with_2_and_say_why_in_mlflow(almanac: Almanac, s
     assert done.returncode == 2
     assert "test: 1 rows share a run of words with what is learnt from" in done.stderr
     failed = json.loads(almanac("show", "latest", "--json").stdout)
+    # Mutation: evaluate beside the verdict, and not only start the engine: a large model is then asked for an hour about data that nobody may use.
+    assert "Evaluation" not in (almanac.root / ".work" / "runs" / failed["run"] / "events.jsonl").read_text()
     assert {file.path for file in client.list_artifacts(failed["mlflow"]["run_id"], "data_quality")} == pages
     assert almanac("validate", *overlapping, "name=unfit").returncode == 1
