@@ -138,12 +138,17 @@ def search(
         points=points,
         picked=picked,
     )
-    with atomic_file(directory / RESULT) as file:
-        file.write_text(found.model_dump_json(indent=2) + "\n")
-    with page.drawing(f"the picture of stage {name}"):
-        plots.save(plots.temperature_figure(points, picked.temperature, target), directory / PICTURE)
+    _write(found, directory)
     emit(StageFinished(stage=name, steps=len(grid), seconds=time.perf_counter() - started))
     return found
+
+
+def _write(found: Search, directory: Path) -> None:
+    """The result, and then its picture."""
+    with atomic_file(directory / RESULT) as file:
+        file.write_text(found.model_dump_json(indent=2) + "\n")
+    with page.drawing(f"the picture of {directory / RESULT}"):
+        plots.save(plots.temperature_figure(found.points, found.picked.temperature, found.matched_diversity), directory / PICTURE)
 
 
 def match_diversity(points: Sequence[Point], target: float) -> Picked:

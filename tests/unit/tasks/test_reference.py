@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from synthetic_runs import as_json, synthetic_run
 
-from tasks import record, reference
+from tasks import record, reference, workspace
 from tasks.compose import compose
 from tasks.config import RecipeConfig
 from tasks.curves import Series
@@ -71,7 +71,9 @@ def test_a_reference_of_another_configuration_is_refused_with_both_hashes() -> N
     assert "almanac reference make grpo_tiny name=small stages.sft.steps=30" in text
 
 
-def test_too_few_seeds_and_unknown_names_and_old_files_are_refused(root: Path) -> None:
+def test_too_few_seeds_and_unknown_names_and_old_files_are_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A checkout without references.
+    monkeypatch.setattr(workspace, "conf_directory", lambda: root / "nothing")
     with pytest.raises(ValueError, match="4 seeds are too few"):
         made(seeds=4)
     with pytest.raises(ValueError, match="there is none yet"):
