@@ -253,9 +253,9 @@ def test_one_part_of_a_recipe_uses_what_lies_ready(deployed: Up) -> None:
 
 
 def test_a_night_begins_by_itself_over_all_references(deployed: Up) -> None:
-    """Mutation: `names` only; or the references of the other pool. The reference takes longer than a night has, so that nothing is run."""
+    """Mutation: `names` only; or the references of the other pool. The references take longer than the night has, so that nothing is run."""
     store(deployed.almanac.root, "endless", seconds=1e6)
-    flow_run = deployed.start("nightly/cpu")
+    flow_run = deployed.start("nightly/cpu", budget_seconds=10)
     assert deployed.ended(flow_run)["state_type"] == "COMPLETED"
     (night,) = [artifact for artifact in deployed.all("artifacts") if artifact["key"] == "night"]
     assert "| endless | insufficient | not started | a run takes 1000000 s" in night["data"]
