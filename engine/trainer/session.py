@@ -88,8 +88,9 @@ class Session:
         os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
         started_here = not ray.is_initialized()
         if started_here:
-            local = {} if os.environ.get("RAY_ADDRESS") else {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-            ray.init(log_to_driver=False, configure_logging=False, **local)
+            # Left to itself, Ray would join whatever cluster somebody has started on this machine.
+            own = {"address": "local", "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+            ray.init(log_to_driver=False, configure_logging=False, **({} if os.environ.get("RAY_ADDRESS") else own))
         try:
             names = [config.resources.pool_of(role) for role in config.roles()]
             environment = {device: {**variables, **import_path()} for device, variables in WORKER_ENVIRONMENT.items()}

@@ -79,3 +79,9 @@ def test_groups_divided_by_node(address: str, tmp_path: Path) -> None:
     found = run(tmp_path, address, *overrides)
     assert len(found["actor"]) == 1
     assert found["critic"] == found["reward"] != found["actor"]
+
+
+def test_a_cluster_that_nobody_named_is_left_alone(address: str, tmp_path: Path) -> None:
+    # Mutation: leave it to Ray, which joins the cluster that was started last on this machine, and refuses what only a new one is told.
+    ended = Almanac(tmp_path)("run", *SMALL, *SMALLER, "~stages.rl")
+    assert ended.returncode == 0, ended.stderr[-3000:]
