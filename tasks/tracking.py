@@ -54,7 +54,7 @@ class Tracker:
         self.events_file = workspace.run_directory(record.run) / "events.jsonl"
         self._delivery = Delivery(self.events_file, MLflowWriter(tracking_uri(), experiment_name(config)))
         self._lock = threading.Lock()
-        self._undrawn: str | None = None
+        self._undrawn: list[str] = []
         self._trained_steps = 0
         self._newest_trace: Trace | None = None
         self._monitor: Any = None
@@ -101,7 +101,7 @@ class Tracker:
         if self._monitor is not None:
             self._monitor.finish()
         why = None if error is None else reason(error)
-        with page.drawing("the run's pictures and page", self._said):
+        with page.drawing("the run's pictures and page", self._undrawn.append):
             self._draw(plots.run_figures(journal.read_events(self.events_file)), None)
             self._report("failed" if why else "finished", why)
         summary = show.summary(self.record) | {"status": "failed" if why else "finished", "error": why}
@@ -122,7 +122,7 @@ class Tracker:
     @property
     def complaint(self) -> str | None:
         """What people should know, else None: that MLflow lacks records, or does not answer, and what could not be drawn."""
-        return "; ".join(filter(None, [self._delivery.complaint, self._undrawn])) or None
+        return "; ".join(filter(None, [self._delivery.complaint, *self._undrawn])) or None
 
     def emit(self, event: Event) -> None:
         """Takes an event of the engine. When a stage ends its pictures are drawn, and its last step can be looked at."""
@@ -138,7 +138,7 @@ class Tracker:
             if self._newest_trace is not None and self._newest_trace.step != 1:
                 self._show_trace(self._newest_trace)
             self._newest_trace = None
-            with page.drawing(f"pictures of stage {event.stage}", self._said):
+            with page.drawing(f"pictures of stage {event.stage}", self._undrawn.append):
                 events = journal.read_events(self.events_file)
                 self._look_at(events, event.stage)
                 self._draw(plots.stage_figures(events, event.stage), event.stage)
@@ -198,8 +198,9 @@ class Tracker:
             self._show_trace(trace)
 
     def _show_trace(self, trace: Trace) -> None:
-        for path in traces.write(trace, self.events_file.parent / "traces" / trace.stage):
-            self._log(FileSaved(stage=trace.stage, file=str(path), folder="traces"))
+        with page.drawing(f"the trace of step {trace.step} of stage {trace.stage}", self._undrawn.append):
+            for path in traces.write(trace, self.events_file.parent / "traces" / trace.stage):
+                self._log(FileSaved(stage=trace.stage, file=str(path), folder="traces"))
 
     def _look_at(self, events: Sequence[LoggedEvent], stage: str) -> None:
         """Whether what a stage measured is what those who read it expect. A stage that is done is not lost over a wrong record: the log says so."""
@@ -212,9 +213,6 @@ class Tracker:
                     check(schema, rows, f"{self.events_file}, {schema.name} of stage {stage}")
             except DataError as error:
                 logger.warning(error)
-
-    def _said(self, text: str) -> None:
-        self._undrawn = text
 
     def _draw(self, figures: Mapping[str, Any], stage: str | None) -> None:
         directory = self.events_file.parent / "plots" / (stage or "")

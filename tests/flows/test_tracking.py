@@ -21,7 +21,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from waiting import wait_for
 
-from engine.events import EvaluationProgressed, SamplesGenerated, StageFinished, StageStarted, StepFinished
+from engine.control.trace import Trace
+from engine.events import EvaluationProgressed, SamplesGenerated, StageFinished, StageStarted, StepFinished, StepTraced
 from tasks import journal, mlflow_writer, tracker_location
 from tasks.config import RecipeConfig
 from tasks.journal import DatasetUsed
@@ -465,11 +466,14 @@ def test_what_cannot_be_drawn_costs_the_run_nothing(root: Path, client: MlflowCl
     def breaks(*anything: object) -> str:
         raise ZeroDivisionError("no pixels")
 
-    monkeypatch.setattr("tasks.run_report.to_html", breaks)
-    monkeypatch.setattr("tasks.plots.stage_figures", breaks)
+    for what in ("tasks.run_report.to_html", "tasks.plots.stage_figures", "tasks.traces.write"):
+        monkeypatch.setattr(what, breaks)
     with Tracker(CONFIG, record()) as tracker:
+        tracker.emit(StepTraced(trace=Trace("rl", 1, [], [], [], 0, 0)))
         train(tracker, "rl", "rl", 3)
-    assert tracker.complaint == "the run's pictures and page could not be drawn: ZeroDivisionError: no pixels"
+    lacking = ("the trace of step 1 of stage rl", "pictures of stage rl", "the run's pictures and page")
+    # Mutation: remember the last one only.
+    assert tracker.complaint == "; ".join(f"{what} could not be drawn: ZeroDivisionError: no pixels" for what in lacking)
     assert {found.info.status for found in runs(client).values()} == {"FINISHED"}
     with pytest.raises(RuntimeError, match="the worker died"), Tracker(CONFIG, record("tiny-20260101-000001")):
         raise RuntimeError("the worker died")
