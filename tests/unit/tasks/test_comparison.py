@@ -65,13 +65,20 @@ def test_a_p_value_is_the_prediction_intervals() -> None:
 
 
 def test_tonight_alone_is_judged_at_its_limit() -> None:
-    """`limits` are where the alarm begins. Mutation: leave the share out of `alone`."""
+    """`limits` are where the alarm begins, beside another metric that is well. Mutations: leave the share out of `alone`; all of it for each of two
+    sides."""
     series = [Series(windows=[float(value)], noise=math.nan) for value in (1, 2, 3, 4, 5)]
-    (verdict,) = compare({"x": {"reward/mean": series}}, {"x": {"reward/mean": Series(windows=[3.0], noise=math.nan)}})
-    assert verdict.limits[1] == math.inf
-    for value, word in ((verdict.limits[0] - 1e-6, "worse"), (verdict.limits[0] + 1e-6, "within")):
-        (found,) = compare({"x": {"reward/mean": series}}, {"x": {"reward/mean": Series(windows=[value], noise=math.nan)}})
-        assert found.verdict == word
+    stored = {"x": {"reward/mean": series, "policy/entropy": series}}
+
+    def found(metric: str, value: float) -> comparison.Verdict:
+        tonight = {name: Series(windows=[value if name == metric else 3.0], noise=math.nan) for name in stored["x"]}
+        return next(verdict for verdict in compare(stored, {"x": tonight}) if verdict.metric == metric)
+
+    assert found("reward/mean", 3.0).limits[1] == math.inf
+    for metric, side in (("reward/mean", 0), ("policy/entropy", 0), ("policy/entropy", 1)):
+        limit, further = found(metric, 3.0).limits[side], (-1e-6, 1e-6)[side]
+        assert found(metric, limit + further).verdict == "worse"
+        assert found(metric, limit - further).verdict == "within"
 
 
 def test_a_large_regression_is_found_in_one_night_and_a_smaller_one_in_seven() -> None:

@@ -70,7 +70,7 @@ def rated(engine: Any, directory: Path, emit: Any = lambda event: None, config: 
 
 
 def test_ratings_are_those_of_the_stored_samples(engine: Engine, tmp_path: Path) -> None:
-    # Mutations: rewards counted instead of outcomes (none is above 0); k and n of another prompt.
+    # Mutations: rewards counted instead of outcomes (none is above 0); outcomes of another prompt.
     ratings = rated(engine, tmp_path)
     stored = pd.concat([pd.read_parquet(file) for file in sorted((tmp_path / "rollouts").iterdir())])
     right = stored.groupby("prompt")["outcome"].sum()

@@ -40,6 +40,11 @@ def save_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
+def as_json(value: Any) -> str:
+    """Letters as they are, as other programs write them: a line separator within a text ends no line."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def written(path: Path, save: Callable[[Path], Any]) -> Path:
     save(path)
     return path
@@ -47,9 +52,9 @@ def written(path: Path, save: Callable[[Path], Any]) -> Path:
 
 FORMATS: dict[str, Callable[[Path, list[dict[str, Any]]], Path]] = {
     "parquet": lambda folder, rows: written(folder / "a.parquet", lambda path: pq.write_table(pa.Table.from_pylist(rows), path)),
-    "jsonl": lambda folder, rows: written(folder / "a.jsonl", lambda path: path.write_text("\n\n".join(map(json.dumps, rows)))),
-    "list": lambda folder, rows: written(folder / "a.json", lambda path: path.write_text(json.dumps(rows, indent=1))),
-    "lines": lambda folder, rows: written(folder / "b.json", lambda path: path.write_text("\n".join(map(json.dumps, rows)))),
+    "jsonl": lambda folder, rows: written(folder / "a.jsonl", lambda path: path.write_text("\n\n".join(map(as_json, rows)), encoding="utf-8")),
+    "list": lambda folder, rows: written(folder / "a.json", lambda path: path.write_text(json.dumps(rows, indent=1), encoding="utf-8")),
+    "lines": lambda folder, rows: written(folder / "b.json", lambda path: path.write_text("\n".join(map(as_json, rows)), encoding="utf-8")),
     "csv": lambda folder, rows: save_csv(folder / "a.csv", rows),
     "dataset": lambda folder, rows: save_to_disk(folder / "a", [rows[:3], rows[3:]]),
 }
@@ -66,7 +71,7 @@ def test_every_format_gives_the_same_rows_and_columns(tmp_path: Path, name: str)
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
 
 
-# Mutation: split CSV into lines before reading it, or read it as text, whose line ends Python changes.
+# Mutation: split CSV into lines before reading it, or read it as text, whose line ends Python changes; split JSON lines where text has line ends.
 @settings(max_examples=30, deadline=None)
 @given(rows=st.lists(st.fixed_dictionaries({"a": texts, "b": texts}), min_size=4, max_size=6))
 def test_text_comes_through_every_format(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]]) -> None:
@@ -120,7 +125,9 @@ def test_what_is_no_saved_dataset_is_refused(tmp_path: Path) -> None:
     assert problems(tmp_path / "all") == "holds several splits; name the directory of one: test, train"
     assert "flatten_indices" in problems(save_to_disk(tmp_path / "chosen", [ROWS], _indices_data_files=[{"filename": "indices.arrow"}]))
     # Mutation: join the name to the directory without looking: a dataset from elsewhere reads any file of the machine.
-    assert "../all/x.arrow, which is not there" in problems(save_to_disk(tmp_path / "up", [ROWS], _data_files=[{"filename": "../all/x.arrow"}]))
+    there = "../all/train/data-00000-of-00001.arrow"
+    assert f"{there}, which is not there" in problems(save_to_disk(tmp_path / "up", [ROWS], _data_files=[{"filename": there}]))
+    assert "x.arrow, which is not there" in problems(save_to_disk(tmp_path / "gone", [ROWS], _data_files=[{"filename": "x.arrow"}]))
     assert "does not name its files" in problems(save_to_disk(tmp_path / "odd", [ROWS], _data_files=None))
     broken = save_to_disk(tmp_path / "broken", [ROWS])
     (broken / "data-00000-of-00001.arrow").write_bytes(b"garbage" * 100)

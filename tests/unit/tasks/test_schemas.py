@@ -9,6 +9,7 @@ import pytest
 from tasks.config_data import ColumnsConfig
 from tasks.data_error import DataError
 from tasks.data_files import read_preferences
+from tasks.mapping import Wrong
 from tasks.schemas import CONVERSATIONS, DIFFICULTY, METRICS, PREFERENCES, PROMPTS, ROLLOUTS, check
 
 
@@ -41,17 +42,31 @@ GOOD: dict[str, tuple[Any, dict[str, Any]]] = {
 
 BAD: list[tuple[str, str, Any, str]] = [
     ("prompts", "prompt", chat("1", "2"), "must end with a message of the user"),
+    ("prompts", "data_source", " ", "must be text"),
+    ("prompts", "ability", 1, "must be text"),
     ("prompts", "ground_truth", 2, "must be text without null bytes, or a finite number"),
+    ("prompts", "difficulty", Wrong([4], "must be text or a number"), "must be text or a number"),
     ("conversations", "messages", chat("1"), "must end with a message of the assistant"),
+    ("preferences", "chosen", chat("1"), "must end with a message of the assistant"),
     ("preferences", "rejected", chat("1"), "must end with a message of the assistant"),
+    ("rollouts", "sample_id", "", "must be text"),
+    ("rollouts", "difficulty", 3, "must be text"),
+    ("rollouts", "prompt", "", "must be text"),
     ("rollouts", "response", None, "is null"),
+    ("rollouts", "response", 7, "must be text"),
+    ("rollouts", "ground_truth", "", "is empty"),
     ("rollouts", "reward", float("nan"), "must be a finite number"),
     ("rollouts", "reward_status", "fine", "must be ok, timeout or error"),
+    ("rollouts", "reward_reason", 0, "must be text"),
     ("rollouts", "response_tokens", -1, "must be a whole number of at least 0"),
     ("rollouts", "response_tokens", 1.0, "must be a whole number of at least 0"),
     ("rollouts", "finished", 1, "must be true or false"),
+    ("difficulty", "prompt", 5, "must be text"),
+    ("difficulty", "data_source", "", "must be text"),
+    ("difficulty", "right", -1, "must be a whole number of at least 0"),
     ("difficulty", "samples", 0, "must be a whole number of at least 1"),
     ("difficulty", "rate", 1.5, "must be a finite number of at least 0 and of at most 1"),
+    ("metrics", "step", 0.5, "must be a whole number of at least 0"),
     ("metrics", "name", "loss", "must be a name in a group"),
     ("metrics", "value", "0.5", "must be a number"),
     ("metrics", "value", True, "must be a number"),
@@ -62,6 +77,11 @@ BAD: list[tuple[str, str, Any, str]] = [
 def test_good_rows_pass_with_further_columns(name: str) -> None:
     schema, row = GOOD[name]
     check(schema, [row, {**row, "note": object()}], "here")
+
+
+def test_every_column_has_a_bad_cell() -> None:
+    # Mutation: a new column that takes anything.
+    assert {(name, column) for name, column, _, _ in BAD} == {(name, column) for name, (schema, _) in GOOD.items() for column in schema.columns}
 
 
 # Mutation: leave the explanation of any column out of its schema.
