@@ -77,6 +77,29 @@ def test_clip_fractions() -> None:
     assert "policy/clip_fraction_dual" not in loss(inputs, PPOLossConfig(dual_clip=None)).statistics.entries
 
 
+def test_a_higher_upper_bound_cuts_less_off_above_and_nothing_less_below() -> None:
+    """One batch, of advantages +1 and -1 at each ratio, under one bound after the other (DAPO's clip-higher)."""
+    ratios = [0.7, 0.9, 1.1, 1.25, 1.4, 1.7]
+    inputs = inputs_of(ratios * 2, [1.0] * 6 + [-1.0] * 6)
+    found = [loss(inputs, PPOLossConfig(clip_high=high, dual_clip=None)).statistics.result() for high in (0.2, 0.28, 0.6, 1e6)]
+    # 1.25, 1.4 and 1.7 lie above 1.2, and so on. Mutation: clip_high for both bounds: 0.7 is not below 0.4.
+    assert [12 * cut["policy/clip_fraction_high"] for cut in found] == pytest.approx([3, 2, 1, 0])
+    assert [12 * cut["policy/clip_fraction_low"] for cut in found] == pytest.approx([1] * 4)
+
+
+@pytest.mark.parametrize("high", [0.2, 0.28, 1e6])
+def test_with_one_update_a_step_no_bound_is_felt(high: float) -> None:
+    # Then every ratio is 1. Mutation: `>=` and 1 for the bound; or the rollout's log-probs for the old ones.
+    inputs = inputs_of([1.0, 1.0], [2.0, -1.0])
+    shifted = LossInputs(
+        **{name: getattr(inputs, name) for name in ("log_probs", "old_log_probs", "advantages", "mask")}, rollout_log_probs=inputs.old_log_probs + 0.5
+    )
+    terms = loss(shifted, PPOLossConfig(clip_high=high))
+    (gradient,) = torch.autograd.grad(terms.per_token.sum(), shifted.log_probs)
+    assert (terms.per_token.tolist(), gradient.tolist()) == ([[-2.0, 1.0]], [[-2.0, 1.0]])
+    assert set(terms.statistics.result().values()) == {0.0}
+
+
 @pytest.mark.parametrize("poison", [-math.inf, math.inf, math.nan])
 @pytest.mark.parametrize("where", ["log_probs", "old_log_probs", "advantages", "both"])
 def test_a_masked_position_changes_nothing(poison: float, where: str) -> None:

@@ -4,7 +4,9 @@ import pytest
 
 from engine.config import RewardConfig
 from engine.prompts import Prompt
+from engine.rewards.scoring import Scoring
 from tasks.answers import FORMS, graded
+from tasks.compose import compose
 
 THINKING = {"require_think": True}
 
@@ -36,3 +38,19 @@ def test_a_readable_ground_truth_is_right(part: dict[str, object]) -> None:
 def test_one_that_cannot_be_read_is_refused() -> None:
     reward = RewardConfig.model_validate({"default": {"math_verify": {"function": "math_verify", **THINKING}}})
     assert graded([([asked(""), asked("7")], [reward])], 10) == [["refused", "right"]]
+
+
+def earned(reward: RewardConfig, *responses: str) -> list[float]:
+    with Scoring(reward) as scoring:
+        return [scoring.result(scoring.begin(asked("7"), response, 1, finished=True)).outcome for response in responses]
+
+
+# Mutations: leave require_think out of the reward of a stage; ask for it in the evaluation's, too.
+@pytest.mark.parametrize("recipe", ["polaris_qwen3_4b", "polaris_r1_distill_7b", "polaris_qwen3_1_7b", "polaris_tiny"])
+def test_a_right_answer_without_an_end_of_thinking_is_wrong_in_training_alone(recipe: str) -> None:
+    config = compose([f"recipe={recipe}"])
+    responses = (r"\boxed{7}", r"<think></think>\boxed{7}")
+    assert earned(config.evaluation_reward, *responses) == [1.0, 1.0]
+    rewards = {stage.reward.digest(): stage.reward for stage in config.generating_stages().values()}
+    assert [earned(reward, *responses) for reward in rewards.values()] == [[0.0, 1.0]] * len(rewards)
+    assert rewards
