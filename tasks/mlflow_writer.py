@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -257,15 +258,14 @@ def switch_on_wal(uri: str) -> None:
             logger.info("%s stays without a write-ahead log: %s", database, error)
 
 
-def reap(client: MlflowClient, experiment_id: str) -> list[str]:
-    """Ends, as KILLED, the runs that a process of this machine left RUNNING when it died. Returns their ids."""
-    reaped: list[str] = []
+def reap(client: MlflowClient, experiment_id: str, reasons: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Ends, as KILLED, the runs that a process of this machine left RUNNING when it died; before that, those of our runs in `reasons` say why."""
     for run in client.search_runs([experiment_id], "attributes.status = 'RUNNING'"):
         process = run.data.tags.get("almanac.process")
         if process is not None and ProcessIdentity.model_validate_json(process).is_dead():
+            if (why := reasons.get(run.data.tags.get("almanac.run", ""))) is not None:
+                client.set_tag(run.info.run_id, "almanac.error", why)
             client.set_terminated(run.info.run_id, "KILLED")
-            reaped.append(str(run.info.run_id))
-    return reaped
 
 
 def end_killed(record: RunRecord, why: str) -> None:
@@ -281,10 +281,7 @@ def end_killed(record: RunRecord, why: str) -> None:
     # On the disk it goes on saying that it runs: who reads it sees that the process is dead.
     records.write(record.model_copy(update={"status": "running", "error": why}))
     if record.mlflow is not None:
-        client = MlflowClient(record.mlflow.tracking_uri)
-        for run_id in reap(client, record.mlflow.experiment_id):
-            if client.get_run(run_id).data.tags.get("almanac.run") == record.run:
-                client.set_tag(run_id, "almanac.error", why)
+        reap(MlflowClient(record.mlflow.tracking_uri), record.mlflow.experiment_id, {record.run: why})
 
 
 def mlflow_name(text: str) -> str:
