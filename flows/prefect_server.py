@@ -8,17 +8,15 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import prefect
 from prefect.context import refresh_global_settings_context
 from prefect.settings import get_current_settings
 
-START_SECONDS = 120.0
-"""On a slow machine the first start takes long: it makes the tables."""
+from tasks.answering import answers
+
 END_SECONDS = 5.0
 
 
@@ -37,18 +35,13 @@ class Server:
         Raises:
             RuntimeError: it has ended, or does not answer in time.
         """
-        if self.process is None:
-            return
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise RuntimeError(f"Prefect's temporary server ended with exit code {self.process.returncode} instead of starting")
-            try:
-                if httpx.get(f"{self.api}/health", timeout=START_SECONDS, trust_env=False).is_success:
-                    return
-            except httpx.TransportError:
-                time.sleep(0.05)
-        raise RuntimeError(f"Prefect's temporary server does not answer within {START_SECONDS:.0f} s")
+        seconds = get_current_settings().server.ephemeral.startup_timeout_seconds
+        if self.process is not None and not answers(f"{self.api}/health", seconds, self._check):
+            raise RuntimeError(f"Prefect's temporary server does not answer within {seconds} s")
+
+    def _check(self) -> None:
+        if self.process is not None and self.process.poll() is not None:
+            raise RuntimeError(f"Prefect's temporary server ended with exit code {self.process.returncode} instead of starting")
 
 
 def start_server() -> Server:

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-import httpx
 import psutil
 
 from flows import deployments
@@ -23,6 +22,7 @@ from flows.artifacts import MLFLOW_PAGES
 from flows.family import end, family
 from flows.parameters import DevicePool
 from tasks import workspace
+from tasks.answering import answers
 from tasks.show import check_port, mlflow_server
 from tasks.tracker_location import tracking_uri
 
@@ -184,15 +184,12 @@ def _follower() -> Iterator[IO[str]]:
 
 
 def _wait(url: str, services: Sequence[Service]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
+    def check() -> None:
         for service in services:
             service.check()
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(url, timeout=5, trust_env=False).is_success:
-                return
-        time.sleep(0.3)
-    raise ServiceError(f"{url} does not answer within {START_SECONDS:.0f} s; the logs are in {services[0].log.parent}")
+
+    if not answers(url, START_SECONDS, check):
+        raise ServiceError(f"{url} does not answer within {START_SECONDS:.0f} s; the logs are in {services[0].log.parent}")
 
 
 def _wait_for_workers(address: str, pools: Sequence[DevicePool], services: Sequence[Service]) -> None:

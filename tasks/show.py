@@ -5,9 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 import webbrowser
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +15,7 @@ from rich.text import Text
 
 from engine.reshard.ledger import PARTS, Ledger
 from tasks import workspace
+from tasks.answering import answers
 from tasks.record import RunRecord, StageRecord
 from tasks.stage_config import KINDS
 from tasks.tracker_location import tracking_uri
@@ -288,16 +286,12 @@ def mlflow_server(uri: str, port: int) -> list[str]:
 
 
 def _wait_until_healthy(server: subprocess.Popen[bytes], base: str, log: str) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
+    def check() -> None:
         if server.poll() is not None:
             raise RuntimeError(f"MLflow's server ended with exit code {server.returncode}; its log is {log}")
-        try:
-            with urllib.request.urlopen(f"{base}/health", timeout=5):
-                return
-        except (urllib.error.URLError, TimeoutError, ConnectionError):
-            time.sleep(0.3)
-    raise RuntimeError(f"MLflow's server did not answer within {START_SECONDS:.0f} s; its log is {log}")
+
+    if not answers(f"{base}/health", START_SECONDS, check):
+        raise RuntimeError(f"MLflow's server did not answer within {START_SECONDS:.0f} s; its log is {log}")
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
