@@ -140,7 +140,7 @@ def put_edges(clock: Clock) -> "Server":
     with clock.inside("MLflow"):
         from tasks.delivery import Delivery
         from tasks.tracking import Tracker
-    from tasks import publishing, stages, validate  # noqa: F401 - torch
+    from tasks import publishing, stages  # noqa: F401 - torch
 
     with clock.inside("Prefect"):
         server.wait()

@@ -79,5 +79,5 @@ def _planned(name: str, night: str, *, next_stage: bool) -> Planned:
     config = compose(overrides)
     reference.check(found, config)
     part = rounds.next_part(name, reference.digest(found), config, night) if next_stage else None
-    overrides = [*overrides, f"seed={nights.seed(part.begun if part else night)}"]
-    return Planned(found, compose(overrides), overrides, part)
+    seed = nights.seed(part.begun if part else night)
+    return Planned(found, config.model_copy(update={"seed": seed}), [*overrides, f"seed={seed}"], part)
