@@ -122,3 +122,19 @@ def store(root: Path, name: str, *overrides: str, spread: float = WIDE, seconds:
         runs = [synthetic_run(one, run, spread=spread, loudness=spread) for one, run in zip(seeded, names, strict=True)]
         reference.write(reference.build(config, "grpo_tiny", settings, runs).model_copy(update={"seconds": seconds}))
     return settings
+
+
+IN_NIGHTS = ["name=small", "stages.sft.steps=24", "stages.rl.steps=24"]
+"""What the recipe has beside its file in the tests of nights: curves of 24 windows."""
+SEEDLESS = compose([SMALL[0], *IN_NIGHTS])
+
+
+def in_nights(seed: int) -> RecipeConfig:
+    """The recipe of the tests of nights."""
+    return SEEDLESS.model_copy(update={"seed": seed})
+
+
+def eight_seeds() -> reference.Reference:
+    """Its reference; the runs are written under the root."""
+    runs = [synthetic_run(in_nights(seed), f"small-20261129-0000{seed:02}") for seed in range(1, 9)]
+    return reference.build(SEEDLESS, "grpo_tiny", IN_NIGHTS, runs)

@@ -5,19 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from synthetic_runs import as_json, synthetic_run
+from synthetic_runs import as_json, eight_seeds, in_nights, synthetic_run
 
 from tasks import night_report, nights, reference
-from tasks.compose import compose
-from tasks.config import RecipeConfig
 from tasks.nights import NightRecord
-
-SETTINGS = ["recipe=grpo_tiny", "name=small", "stages.sft.steps=24", "stages.rl.steps=24"]
-COMPOSED = compose(SETTINGS)
-
-
-def config(seed: int) -> RecipeConfig:
-    return COMPOSED.model_copy(update={"seed": seed})
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +19,11 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def known() -> reference.Reference:
-    runs = [synthetic_run(config(seed), f"small-20261129-0000{seed:02}") for seed in range(1, 9)]
-    return reference.build(COMPOSED, "grpo_tiny", SETTINGS[1:], runs)
+    return eight_seeds()
 
 
 def night(known: reference.Reference, number: int, shift: Mapping[str, float] | None = None, until: float = 1.0) -> NightRecord:
-    settings = config(1000 + number)
+    settings = in_nights(1000 + number)
     run = synthetic_run(settings, f"small-20261130-0{number:05}", shift=shift, until=until)
     judged = nights.judged(f"202612{number:02}-020000", known, settings, "finished" if until == 1.0 else "stopped", run, None, 590.0)
     return nights.record(f"202612{number:02}-020000", 3600.0, [judged])
@@ -72,9 +62,9 @@ def test_a_night_cut_short_is_insufficient_and_no_good_one(known: reference.Refe
 
 
 def test_a_run_that_failed_is_worse_and_one_that_was_not_started_is_insufficient(known: reference.Reference) -> None:
-    failed = nights.judged("20261201-020000", known, config(9), "failed", None, "a worker died", 3.0)
+    failed = nights.judged("20261201-020000", known, in_nights(9), "failed", None, "a worker died", 3.0)
     assert failed.word == "worse"
-    idle = nights.not_started(known, config(9), "no time")
+    idle = nights.not_started(known, in_nights(9), "no time")
     assert idle.word == "insufficient"
     page = night_report.to_html(nights.record("20261201-020000", 10.0, [failed, idle]), [known, known])
     assert "a worker died" in page

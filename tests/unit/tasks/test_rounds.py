@@ -6,21 +6,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from synthetic_runs import synthetic_run
+from synthetic_runs import eight_seeds, in_nights, synthetic_run
 
 from tasks import night_report, nights, reference, rounds
 from tasks.compose import compose
-from tasks.config import RecipeConfig
 from tasks.nights import NightRecord, Part
 
-SETTINGS = ["recipe=grpo_tiny", "name=small", "stages.sft.steps=24", "stages.rl.steps=24"]
-COMPOSED = compose(SETTINGS)
-THREE = compose(["recipe=polaris_tiny"])
+POLARIS = compose(["recipe=polaris_tiny"])
 SFT, RL = Part(begun="20261201-020000", stages=["sft"], number=1, of=2), Part(begun="20261201-020000", stages=["rl"], number=2, of=2)
-
-
-def config(seed: int) -> RecipeConfig:
-    return COMPOSED.model_copy(update={"seed": seed})
 
 
 @pytest.fixture(autouse=True)
@@ -31,17 +24,16 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def known() -> reference.Reference:
-    runs = [synthetic_run(config(seed), f"small-20261129-0000{seed:02}") for seed in range(1, 9)]
-    return reference.build(COMPOSED, "grpo_tiny", SETTINGS[1:], runs)
+    return eight_seeds()
 
 
 def night(known: reference.Reference, number: int, part: Part | None, shift: float = 0.0) -> NightRecord:
     """Of the rl part, the sft stage lay ready: its accuracy is in the log, its steps are not."""
-    run = synthetic_run(config(1000 + number), f"small-20261130-0{number:05}", shift={"reward/mean": shift}, log_of=part and part.stages)
+    run = synthetic_run(in_nights(1000 + number), f"small-20261130-0{number:05}", shift={"reward/mean": shift}, log_of=part and part.stages)
     if part is not None:
         for stage in run.stages:
             stage.reused_from = None if stage.name in part.stages else "before"
-    judged = nights.judged(f"202612{number:02}-020000", known, config(1000 + number), "finished", run, None, 60.0, part)
+    judged = nights.judged(f"202612{number:02}-020000", known, in_nights(1000 + number), "finished", run, None, 60.0, part)
     return nights.record(f"202612{number:02}-020000", 3600.0, [judged])
 
 
@@ -71,8 +63,8 @@ def test_parts_follow_each_other_whatever_becomes_of_nights(
         identity, before = reference.digest(known), None
         for number, outcome in enumerate(outcomes):
             name = f"202612{number + 1:02}-020000"
-            part = rounds.next_part("small", identity, THREE, name)
-            assert part.stages == rounds.parts(THREE)[part.number - 1]
+            part = rounds.next_part("small", identity, POLARIS, name)
+            assert part.stages == rounds.parts(POLARIS)[part.number - 1]
             match before:
                 case (earlier, "finished") if earlier.number < earlier.of:
                     # Mutation: a new seed for every part; what the earlier ones have left is then not taken.
@@ -87,11 +79,11 @@ def test_parts_follow_each_other_whatever_becomes_of_nights(
                     # Mutation: go on after a failure.
                     assert (part.number, part.begun) == (1, name)
             if outcome != "killed":
-                told = nights.not_started(known, config(9), "no time", part).model_copy(update={"outcome": outcome})
+                told = nights.not_started(known, in_nights(9), "no time", part).model_copy(update={"outcome": outcome})
                 nights.record(name, 10.0, [told])
                 before = part, outcome
         # Another reference, another round.
-        assert rounds.next_part("small", "another", THREE, "20261230-020000").number == 1
+        assert rounds.next_part("small", "another", POLARIS, "20261230-020000").number == 1
 
 
 def test_a_part_is_judged_by_its_own_stages(known: reference.Reference) -> None:
@@ -103,8 +95,8 @@ def test_a_part_is_judged_by_its_own_stages(known: reference.Reference) -> None:
     assert (first.word, second.word) == ("within", "within")
     assert night(known, 3, RL, shift=-0.6).worse
     # What was made again is judged too.
-    again = synthetic_run(config(7), "small-20261130-700000")
-    assert {v.stage for v in nights.judged("20261207-020000", known, config(7), "finished", again, None, 1.0, RL).verdicts} == {"sft", "rl"}
+    again = synthetic_run(in_nights(7), "small-20261130-700000")
+    assert {v.stage for v in nights.judged("20261207-020000", known, in_nights(7), "finished", again, None, 1.0, RL).verdicts} == {"sft", "rl"}
 
 
 def test_like_is_compared_with_like(known: reference.Reference) -> None:
